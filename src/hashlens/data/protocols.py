@@ -1,0 +1,198 @@
+"""Labels and a seed in; a Protocol out: which rows are learnt from, which are asked for, which are searched.
+
+The cut-off `topk` of MAP belongs to the protocol. A protocol is saved as one JSON file with a hash of its
+rows, so that two results can be shown to come from the same split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from hashlens.data.labels import Labels
+from hashlens.errors import DataError
+from hashlens.files import write_text
+
+ROLES = ("train", "query", "database")
+
+
+@dataclass(frozen=True, eq=False)
+class Protocol:
+    """Row numbers of a source by role; train and database may share rows, query shares none with either."""
+
+    name: str
+    train: np.ndarray = field(repr=False)  # (n_train,) int64
+    query: np.ndarray = field(repr=False)  # (n_query,) int64
+    database: np.ndarray = field(repr=False)  # (n_database,) int64; its order decides between equal distances
+    topk: int | None = None  # None: MAP over the whole ranking
+    seed: int = 0
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        for role in ROLES:
+            given = np.asarray(getattr(self, role))
+            if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
+                raise DataError(
+                    f"{role} rows of {self.name} are a list of whole numbers, not {given.dtype} of shape {given.shape}"
+                )
+            rows = given.astype(np.int64)  # a copy, frozen like the rest
+            rows.flags.writeable = False
+            object.__setattr__(self, role, rows)
+            repeated = len(rows) - len(np.unique(rows))
+            if repeated:
+                raise DataError(f"{repeated:,} {role} rows of {self.name} are repeated; each may occur once")
+            if rows.size and rows.min() < 0:
+                raise DataError(f"{role} row {rows.min()} of {self.name} is negative; rows count from 0")
+        for role in ("database", "train"):
+            shared = len(np.intersect1d(self.query, getattr(self, role)))
+            if shared:
+                raise DataError(
+                    f"{shared:,} query rows of {self.name} are also {role} rows, which would flatter the"
+                    " result; take them out of one of the two"
+                )
+        if self.topk is not None and self.topk < 1:
+            raise DataError(f"topk of {self.name} is {self.topk}; give 1 or more, or None for all")
+
+    def check(self, n: int) -> None:
+        """Refuse rows past the end of a source of `n` pictures."""
+        for role in ROLES:
+            rows = getattr(self, role)
+            if rows.size and rows.max() >= n:
+                raise DataError(
+                    f"{role} row {rows.max():,} of {self.name} is past the end of a source of {n:,} pictures;"
+                    " is it the source that the split was made for?"
+                )
+
+    def fingerprint(self) -> str:
+        """sha256 of the rows by role, in order: the same for the same split, whatever it is called."""
+        digest = hashlib.sha256()
+        for role in ROLES:
+            rows = getattr(self, role)
+            digest.update(f"{role} {len(rows)}\n".encode() + rows.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def save(self, path: Path) -> None:
+        """Write JSON: the facts one a line, then each list of rows on a single line."""
+        facts = {
+            "name": self.name,
+            "description": self.description,
+            "seed": self.seed,
+            "topk": self.topk,
+            "counts": {role: len(getattr(self, role)) for role in ROLES},
+            "sha256": self.fingerprint(),
+        }
+        lines = [f'"{key}": {json.dumps(value, ensure_ascii=False)}' for key, value in facts.items()]
+        for role in ROLES:
+            rows = json.dumps(getattr(self, role).tolist(), separators=(",", ":"))
+            lines.append(f'"{role}": {rows}')
+        write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Protocol:
+        """Read what `save` wrote, and refuse it if its rows are not those it was saved with."""
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            facts = {key: saved[key] for key in ("name", "topk", "seed", "description", *ROLES)}
+            expected = saved["sha256"]
+        except FileNotFoundError as error:
+            raise DataError(f"there is no split file {path}; make one or check the path") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is not a split file ({error}); make it again") from error
+        protocol = cls(**facts)
+        if protocol.fingerprint() != expected:
+            raise DataError(
+                f"the rows in {path} have the sha256 {protocol.fingerprint()[:12]}…, but it says"
+                f" {str(expected)[:12]}…, so it was changed or damaged; restore it or make the split again"
+            )
+        return protocol
+
+
+def cifar10_setting1(labels: Labels, seed: int = 0) -> Protocol:
+    """Setting 1 of the DTSH paper (tables 1, 2): 1,000 queries, 59,000 searched, 5,000 of them to learn.
+
+    Per class a random permutation, as in the authors' code: 100 queries, then 5,900 of the database, of which
+    the first 500 train.
+    """
+    return _cifar10(labels, seed, "cifar10-1", n_query=100, n_train=500)
+
+
+def cifar10_setting2(labels: Labels, seed: int = 0) -> Protocol:
+    """Setting 2 of the DTSH paper (table 3): 10,000 queries, the other 50,000 learnt from and searched."""
+    return _cifar10(labels, seed, "cifar10-2", n_query=1000, n_train=5000)
+
+
+def _cifar10(labels: Labels, seed: int, name: str, n_query: int, n_train: int) -> Protocol:
+    if labels.multi or not np.array_equal(labels.counts(), [6000] * 10):
+        raise DataError(
+            f"the protocol {name} is for CIFAR-10, 6,000 pictures in each of 10 classes; this source has"
+            f" {len(labels):,} pictures in {labels.n_classes} classes: use the protocol split"
+        )
+    rng = np.random.default_rng(seed)
+    classes = np.stack([rng.permutation(np.flatnonzero(labels.values == c)) for c in range(10)])  # (10, 6000)
+    query, database = classes[:, :n_query].ravel(), classes[:, n_query:].ravel()
+    train = classes[:, n_query : n_query + n_train].ravel()
+    # Equal distances are ranked in database order. Grouped by class, as here and in the authors' files, that
+    # order would rank the first classes above the last ones in every tie; shuffled, it favours none.
+    return Protocol(
+        name,
+        train=rng.permutation(train),
+        query=rng.permutation(query),
+        database=rng.permutation(database),
+        seed=seed,
+        description=f"{len(query):,} queries, {len(database):,} searched, {len(train):,} of them learnt from",
+    )
+
+
+def folder_split(labels: Labels, seed: int = 0) -> Protocol:
+    """A split for one's own pictures: a tenth of each class as queries, the rest learnt from and searched.
+
+    A class of three or more gives at least one query and keeps at least two pictures; smaller ones give none.
+    Pictures with several labels count for each of them, rare labels choosing first; those without a label are
+    never queries, because nothing would be relevant to them.
+    """
+    rng = np.random.default_rng(seed)
+    counts = np.asarray(labels.counts())
+    quota = np.where(counts < 3, 0, np.maximum(1, np.round(counts / 10))).astype(np.int64)
+    if not quota.any():
+        raise DataError(
+            f"no class has the three pictures needed to set one aside as a query (the largest has"
+            f" {counts.max(initial=0)}); add pictures"
+        )
+    taken = np.zeros(len(counts), np.int64)
+    is_query = np.zeros(len(labels), bool)
+    for c in np.argsort(counts, kind="stable"):
+        carries = labels.values[:, c] if labels.multi else labels.values == c
+        for row in rng.permutation(np.flatnonzero(carries & ~is_query)):
+            if taken[c] == quota[c]:
+                break
+            mine = labels.values[row]  # a mask over the classes, or the one class
+            if np.all(taken[mine] < quota[mine]):
+                is_query[row] = True
+                taken[mine] += 1
+    rest = rng.permutation(np.flatnonzero(~is_query))  # shuffled for the same reason as above
+    query = rng.permutation(np.flatnonzero(is_query))
+    if not len(query):
+        raise DataError(
+            "no picture can be set aside as a query, because each carries a label of fewer than three"
+            " pictures; add pictures or drop rare labels"
+        )
+    return Protocol(
+        "split",
+        train=rest,
+        query=query,
+        database=rest,
+        seed=seed,
+        description=f"{len(query):,} queries, a tenth of each class; {len(rest):,} learnt from and searched",
+    )
+
+
+PROTOCOLS: dict[str, Callable[[Labels, int], Protocol]] = {
+    "cifar10-1": cifar10_setting1,
+    "cifar10-2": cifar10_setting2,
+    "split": folder_split,
+}

@@ -1,0 +1,97 @@
+"""Features: pictures in, the outputs of a network's leading blocks out, computed once and kept on disk.
+
+Used for the frozen part of a network that is being trained (feature maps) and, with all blocks, for fixed
+features. The file's name is a hash of everything it depends on: weights, picture size, flip, pictures and precision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hashlens.files import cache_dir, replacing, require_room
+from hashlens.progress import Progress
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hashlens.data.images import Images
+
+BATCH = 64  # larger batches fall out of the CPU's caches
+
+
+def extract(
+    blocks: nn.Module,
+    images: Images,
+    size: int,
+    *,
+    flip: bool = False,
+    device: str = "cpu",
+    precision: str = "float32",
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """Outputs of `blocks` (which take uint8 pictures) for all `images`, (n, ...) float16, mapped from the cache."""
+    progress = progress or Progress(quiet=True)
+    key = _key(blocks, images, f"{size} {flip} {precision}")
+    path = cache_dir() / "features" / f"{key}.npy"
+    if path.exists():
+        return np.load(path, mmap_mode="r")
+    what = "features of flipped pictures" if flip else "features"
+    with replacing(path) as temporary, progress.bar(what, len(images)) as advance:
+        out: np.memmap | None = None
+        for rows, outputs in forward_all(blocks, images, size, flip=flip, device=device, precision=precision):
+            if out is None:
+                shape = (len(images), *outputs.shape[1:])
+                require_room(path.parent, int(np.prod(shape)) * 2, "the features")
+                out = np.lib.format.open_memmap(temporary, "w+", np.float16, shape)
+            # float16 keeps 11 bits of a feature that a ReLU6 network holds within a few units
+            out[rows] = outputs
+            advance(len(outputs))
+        assert out is not None, "callers pass at least one picture"
+        out.flush()
+        del out
+    return np.load(path, mmap_mode="r")
+
+
+def forward_all(
+    module: nn.Module,
+    images: Images,
+    size: int,
+    *,
+    flip: bool = False,
+    device: str = "cpu",
+    precision: str = "float32",
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """Run all pictures through `module` in batches; the next batch is read while this one is computed."""
+    from hashlens.networks.inference import forward_function, prepare_cpu
+
+    prepare_cpu()
+    forward = forward_function(module, np.zeros((1, size, size, 3), np.uint8), device, precision)
+    for rows, pictures in read_ahead(images, size):
+        yield rows, forward(np.ascontiguousarray(pictures[:, :, ::-1]) if flip else pictures)
+
+
+def read_ahead(images: Images, size: int, batch: int = BATCH) -> Iterator[tuple[slice, np.ndarray]]:
+    starts = range(0, len(images), batch)
+    with ThreadPoolExecutor(1, "reader") as reader:
+        slices = [slice(start, min(start + batch, len(images))) for start in starts]
+        pending = [reader.submit(images.read, np.arange(s.start, s.stop), size) for s in slices[:2]]
+        for i, rows in enumerate(slices):
+            pictures = pending.pop(0).result()
+            if i + 2 < len(slices):
+                ahead = slices[i + 2]
+                pending.append(reader.submit(images.read, np.arange(ahead.start, ahead.stop), size))
+            yield rows, pictures
+
+
+def _key(blocks: nn.Module, images: Images, settings: str) -> str:
+    digest = hashlib.sha256(f"{settings} {images.fingerprint()}".encode())
+    digest.update(str(blocks).encode())
+    for name, value in sorted(blocks.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.cpu().numpy().tobytes())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,88 @@
+"""Files: the cache folder, checksums, and writes that are whole or not there at all."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hashlens.errors import StorageError
+
+
+def cache_dir() -> Path:
+    """Where downloads and computed features are kept; HASHLENS_CACHE moves it."""
+    if "HASHLENS_CACHE" in os.environ:
+        return Path(os.environ["HASHLENS_CACHE"])
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("hashlens"))
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, moved onto it when the block ends well and removed when it does not."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.chmod(0o644)  # mkstemp makes private files
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk, a missing permission or a path that is no folder into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        reasons = {
+            errno.ENOSPC: "there is no room on the disk; free some and run the same command again",
+            errno.EDQUOT: "the disk quota is used up; free some room and run the same command again",
+            errno.EACCES: "permission denied; choose another place with --out",
+            errno.EPERM: "permission denied; choose another place with --out",
+            errno.EROFS: "the disk is read-only; choose another place with --out",
+            errno.ENOTDIR: "part of that path is a file, not a folder; choose another place with --out",
+            errno.EEXIST: "a file of that name is in the way; choose another place with --out",
+        }
+        if error.errno not in reasons:
+            raise
+        raise StorageError(f"cannot write {path}: {reasons[error.errno]}") from error
+
+
+def require_room(folder: Path, n_bytes: int, what: str) -> None:
+    """Refuse before the work starts if `folder`'s disk cannot hold `n_bytes` more."""
+    existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if free < n_bytes:
+        raise StorageError(
+            f"no room for {what} in {folder}: it needs {n_bytes / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free;"
+            " free some room or set HASHLENS_CACHE to another disk"
+        )

@@ -1,0 +1,158 @@
+"""DTSH, deep supervised hashing with triplet labels: outputs of a batch in, likelihood of its triplets out."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hashlens.data.labels import Labels, relevant
+from hashlens.errors import UsageError
+from hashlens.hashers.deep.base import DeepHasher
+from hashlens.hashers.deep.training import Training
+from hashlens.hashers.deep.triplets import draw_from_bank
+
+# The authors' code draws 50 positives x 50 negatives x 9 other classes for a query. lambda = 100 weighs one picture's
+# quantisation error against the SUM over so many triplets; against their mean it is lambda / 22,500.
+TRIPLETS_PER_QUERY = 22_500
+DEFAULT_TRAINING = Training()
+
+
+class DTSH(DeepHasher):
+    """Deep supervised hashing with triplet labels.
+
+    X. Wang, Y. Shi, K. Kitani, "Deep Supervised Hashing with Triplet Labels", ACCV 2016.
+
+    With theta_ij = u_i . u_j / 2 and T = theta_qp - theta_qn - alpha, minimises over the triplets (query, positive,
+    negative) the sum of log(1 + exp(-T)) + lambda sum ||u - sgn(u)||^2. A unit of theta is one bit of distance.
+
+    Parameters
+    ----------
+    alpha : margin in bits; the paper's n_bits / 2 if None.
+    lambda_ : weight of the quantisation term as the paper counts it, that is against the sum over 22,500 triplets
+        of a picture; the same balance is kept whatever the number of triplets.
+    triplets : "in-batch", every triplet inside the batch, gradient through all three pictures as in the paper's
+        formula; or "published", the authors' released code: positives and negatives drawn from the remembered
+        outputs of pictures outside the batch, gradient through the query only.
+
+    Differences from the paper: the backbone is EfficientNet-Lite and its leading blocks stay frozen; AdamW with a
+    one-cycle schedule; horizontal flips. The likelihood is a mean over triplets, not a sum. With
+    triplets="published" the gradient is that of the authors' code up to a constant (see `BankTripletLikelihood`).
+    """
+
+    name = "dtsh"
+
+    def __init__(
+        self,
+        n_bits: int = 48,
+        *,
+        alpha: float | None = None,
+        lambda_: float = 100.0,
+        triplets: str = "in-batch",
+        backbone: str = "auto",
+        image_size: int | None = None,
+        frozen_blocks: int | None = None,
+        training: Training = DEFAULT_TRAINING,
+        random_state: int = 0,
+    ):
+        self.n_bits = n_bits
+        self.alpha = alpha
+        self.lambda_ = lambda_
+        self.triplets = triplets
+        self.backbone = backbone
+        self.image_size = image_size
+        self.frozen_blocks = frozen_blocks
+        self.training = training
+        self.random_state = random_state
+
+    def _loss(self, labels: Labels) -> nn.Module:
+        alpha = self.n_bits / 2 if self.alpha is None else self.alpha
+        quantisation = self.lambda_ / TRIPLETS_PER_QUERY
+        if self.triplets == "in-batch":
+            return TripletLikelihood(alpha, quantisation)
+        if self.triplets == "published":
+            return BankTripletLikelihood(
+                alpha, quantisation, labels, self.n_bits, self.training.batch_size, self.random_state
+            )
+        raise UsageError(f"triplets must be in-batch or published, not '{self.triplets}'")
+
+
+class TripletLikelihood(nn.Module):
+    """Mean over queries of [mean of softplus(-T) over the query's triplets in the batch + lambda ||u - sgn(u)||^2].
+
+    `lambda_bar` is the paper's lambda divided by the number of triplets of a query.
+    """
+
+    def __init__(self, alpha: float, lambda_bar: float):
+        super().__init__()
+        self.alpha = alpha
+        self.lambda_bar = lambda_bar
+
+    def forward(self, u: torch.Tensor, labels: Labels, rows: np.ndarray) -> tuple[torch.Tensor, dict[str, float]]:
+        same = torch.from_numpy(relevant(labels, labels)).to(u.device)
+        likelihood, active = triplet_nll(u @ u.T / 2, same, self.alpha)
+        return likelihood + self.lambda_bar * quantisation_error(u), {"active": active}
+
+
+def quantisation_error(u: torch.Tensor) -> torch.Tensor:
+    """Mean over pictures of ||u - sgn(u)||^2; sgn is constant to the derivative."""
+    signs = torch.where(u > 0, 1.0, -1.0).to(u.dtype)
+    return (u - signs).square().sum(1).mean()
+
+
+def triplet_nll(theta: torch.Tensor, same: torch.Tensor, alpha: float) -> tuple[torch.Tensor, float]:
+    """Mean over queries of the mean softplus(-T) over all their triplets, and the part of triplets with T < 0."""
+    itself = torch.eye(len(theta), dtype=torch.bool, device=theta.device)
+    positives = same & ~itself  # a picture is not its own positive
+    n_triplets = positives.sum(1) * (~same).sum(1)  # of each query
+    n_queries = (n_triplets > 0).sum()
+    if n_queries == 0:  # a batch of one class, or without a pair of it
+        return theta.sum() * 0, 0.0
+    query, positive = torch.nonzero(positives, as_tuple=True)
+    gap = theta[query, positive][:, None] - theta[query] - alpha  # (pairs, n)
+    negative = ~same[query]
+    weight = 1 / (n_triplets[query].clamp(min=1) * n_queries).to(theta.dtype)
+    nll = (F.softplus(-gap) * negative).sum(1) @ weight
+    with torch.no_grad():
+        active = ((gap < 0) & negative).sum() / n_triplets.sum()
+    return nll, active.item()
+
+
+class BankTripletLikelihood(nn.Module):
+    """The authors' released loss: remembered outputs, sampled triplets, gradient through the query only.
+
+    Their step moves the output u_k along D_k = sum_t sigmoid(-T)(u_p - u_n) - 4 lambda (u_k - sgn(u_k)), divided by
+    the batch size and the number of pictures. With K triplets a query, D_k / batch size is -2 K times the gradient of
+    this loss. The sum is divided by the nominal batch size even where the last batch of an epoch is short.
+    """
+
+    def __init__(
+        self, alpha: float, lambda_bar: float, labels: Labels, n_bits: int, batch_size: int, random_state: int
+    ):
+        super().__init__()
+        self.alpha = alpha
+        self.lambda_bar = lambda_bar
+        self.labels = labels
+        self.batch_size = min(batch_size, len(labels))
+        self.random_state = random_state
+        self.register_buffer("bank", torch.zeros(len(labels), n_bits))  # zeros until a picture was first seen
+        self.register_buffer("draws", torch.zeros((), dtype=torch.int64))
+        self.bank: torch.Tensor
+        self.draws: torch.Tensor
+
+    def forward(self, u: torch.Tensor, labels: Labels, rows: np.ndarray) -> tuple[torch.Tensor, dict[str, float]]:
+        self.bank[rows] = u.detach().to(self.bank)
+        positives, negatives = draw_from_bank(self.labels, rows, [self.random_state, int(self.draws)])
+        self.draws += 1
+        # theta of each query with its positives and negatives, (b, groups, 50)
+        half = u[:, None, None, :] / 2
+        theta_positive = (half * self.bank[positives]).sum(-1)
+        theta_negative = (half * self.bank[negatives]).sum(-1)
+        gap = theta_positive[..., :, None] - theta_negative[..., None, :] - self.alpha
+        nll = F.softplus(-gap).mean((1, 2, 3))  # of each query
+        signs = torch.where(u > 0, 1.0, -1.0).to(u.dtype)
+        quantisation = (u - signs).square().sum(1)
+        with torch.no_grad():
+            active = (gap < 0).float().mean().item()
+        return (nll + self.lambda_bar * quantisation).sum() / self.batch_size, {"active": active}

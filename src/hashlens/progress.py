@@ -1,0 +1,70 @@
+"""Progress of long work on standard error: a live bar on a terminal, elsewhere a plain line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+PLAIN_SECONDS = 10  # between two plain lines
+
+
+class Progress:
+    """`say` prints a line, `bar` counts towards a total; `quiet=True` swallows both."""
+
+    def __init__(self, quiet: bool = False):
+        self.quiet = quiet
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    @contextmanager
+    def bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Yields `advance(n)`."""
+        if self.quiet:
+            yield lambda n: None
+        elif sys.stderr.isatty():
+            with _live_bar(what, total) as advance:
+                yield advance
+        else:
+            yield self._plain_bar(what, total)
+
+    def _plain_bar(self, what: str, total: int) -> Callable[[int], None]:
+        start = last = time.monotonic()
+        done = 0
+
+        def advance(n: int) -> None:
+            nonlocal done, last
+            done += n
+            now = time.monotonic()
+            if done >= total or now - last >= PLAIN_SECONDS:
+                last = now
+                rate = done / max(now - start, 1e-9)
+                left = f", {duration((total - done) / rate)} left" if done < total else ""
+                self.say(f"{what}  {done:,}/{total:,}  {rate:,.0f}/s{left}")
+
+        return advance
+
+
+@contextmanager
+def _live_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with RichProgress(*columns, console=Console(stderr=True), transient=False) as live:
+        task = live.add_task(what, total=total)
+        yield lambda n: live.advance(task, n)
+
+
+def duration(seconds: float) -> str:
+    """42 s, 3 min 5 s, 2 h 7 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

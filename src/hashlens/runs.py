@@ -1,0 +1,243 @@
+"""Runs: a source, a protocol and a hasher in; a folder with model, codes, scores and pictures out.
+
+RUN/
+  config.json       what was asked for; enough to continue or repeat the run
+  split.json        the rows used for training, as queries and as database, with their hash
+  metrics.csv       one row an epoch; curves.png shows it
+  model/            config.json and model.safetensors
+  codes/            query.safetensors and database.safetensors
+  result.json       scores, seconds, versions, machine
+  results.png       queries and their nearest pictures; report.html has everything in one file
+  skipped.csv       pictures that could not be read, each with its reason
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import time
+import tomllib
+from collections.abc import Callable
+from importlib import metadata, resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import hashlens
+from hashlens.errors import DataError, UsageError
+from hashlens.files import require_room, storage_errors, write_json, write_text
+from hashlens.progress import Progress, duration
+
+if TYPE_CHECKING:
+    from hashlens.codes import Codes
+    from hashlens.data import Source
+    from hashlens.data.protocols import Protocol
+    from hashlens.figures import Neighbours
+    from hashlens.hashers.base import Hasher
+
+EXAMPLES, NEAREST = 10, 10  # rows and columns of the picture of results
+
+
+def run(
+    source: Source,
+    protocol: Protocol,
+    hasher: Hasher,
+    out: Path,
+    *,
+    config: dict[str, Any],
+    commands: list[str],
+    progress: Progress,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Train on the protocol's training rows, encode queries and database, score, and write all files to `out`."""
+    started = time.monotonic()
+    with storage_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    require_room(out, 200_000_000, "a run")
+    write_json(out / "config.json", config)
+    protocol.save(out / "split.json")
+    write_text(out / "skipped.csv", _skipped_csv(source.skipped))
+
+    seconds: dict[str, float] = {}
+    hasher.fit(source.images[protocol.train], source.labels[protocol.train], run=out, progress=progress, stop=stop)
+    seconds["train"] = time.monotonic() - started
+    hasher.save(out / "model")
+
+    clock = time.monotonic()
+    query = hasher.encode(source.images[protocol.query])
+    database = hasher.encode(source.images[protocol.database], progress=progress)
+    query.save(out / "codes" / "query.safetensors")
+    database.save(out / "codes" / "database.safetensors")
+    seconds["encode"] = time.monotonic() - clock
+
+    clock = time.monotonic()
+    scores = score(query, database, source, protocol)
+    seconds["evaluate"] = time.monotonic() - clock
+    seconds["total"] = time.monotonic() - started
+
+    history = getattr(hasher, "history_", [])
+    result = {
+        "method": hasher.name,
+        "n_bits": hasher.n_bits,
+        "source": source.name,
+        "map": scores["map"],
+        "paper": published(protocol.name, hasher.name, hasher.n_bits),
+        "metrics": scores,
+        "protocol": {
+            "name": protocol.name,
+            "seed": protocol.seed,
+            "n_train": len(protocol.train),
+            "n_query": len(protocol.query),
+            "n_database": len(protocol.database),
+            "split_hash": protocol.fingerprint(),
+        },
+        "backbone": getattr(hasher, "backbone_", None),
+        "image_size": getattr(hasher, "image_size_", None),
+        "epochs": len(history) or None,
+        "n_skipped": len(source.skipped),
+        "seconds": {name: round(value, 2) for name, value in seconds.items()},
+        "config": config,
+        "versions": versions(),
+        "machine": machine(),
+    }
+    neighbours = nearest(query, database, source, protocol)
+    _draw(out, result, neighbours, history, commands)
+    write_json(out / "result.json", result)
+    (out / "checkpoint.safetensors").unlink(missing_ok=True)  # its work is done
+    return result
+
+
+def score(query: Codes, database: Codes, source: Source, protocol: Protocol) -> dict[str, Any]:
+    from hashlens.metrics import evaluate_codes
+
+    labels = source.labels
+    return evaluate_codes(query, database, labels[protocol.query], labels[protocol.database], topk=protocol.topk)
+
+
+def nearest(query: Codes, database: Codes, source: Source, protocol: Protocol) -> list[Neighbours]:
+    """The nearest pictures of a few queries: the first query of each of the first classes, whatever its score."""
+    from hashlens.data.labels import relevant
+    from hashlens.figures import Neighbours
+    from hashlens.hamming import distances
+
+    labels = source.labels[protocol.query]
+    kinds = [labels.describe(row) for row in range(len(labels))]
+    rows = sorted({kind: row for row, kind in reversed(list(enumerate(kinds)))}.values())[:EXAMPLES]
+    rows += [row for row in range(len(labels)) if row not in rows][: EXAMPLES - len(rows)]
+    found = []
+    for row in rows:
+        apart = distances(query[row], database)[0]
+        order = np.argsort(apart, kind="stable")[:NEAREST]
+        places = protocol.database[order]
+        found.append(
+            Neighbours(
+                query=source.images.thumbnail(int(protocol.query[row])),
+                query_label=labels.describe(row),
+                images=[source.images.thumbnail(int(place)) for place in places],
+                labels=[source.labels.describe(int(place)) for place in places],
+                distances=apart[order].tolist(),
+                right=relevant(labels[[row]], source.labels[places])[0].tolist(),
+                n_bits=query.n_bits,
+            )
+        )
+    return found
+
+
+def published(protocol: str, method: str, n_bits: int) -> dict[str, Any] | None:
+    """The printed MAP of a method, if there is one for this protocol and number of bits."""
+    table = tomllib.loads(resources.files("hashlens").joinpath("published.toml").read_text(encoding="utf-8"))
+    entry = table.get(protocol, {}).get(method)
+    if entry is None or str(n_bits) not in entry["map"]:
+        return None
+    return {"map": entry["map"][str(n_bits)], "source": entry["source"]}
+
+
+def headline(result: dict[str, Any]) -> str:
+    """MAP with its definition and, where there is one, the paper's number."""
+    scores = result["metrics"]
+    lines = [
+        f"MAP {scores['map']:.4f}   {scores['definition']}",
+        f"    {scores['map_tie_aware']:.4f}   tie-aware: expected over every order of equal distances",
+    ]
+    if result["paper"]:
+        lines.append(f"    {result['paper']['map']:.3f}    the paper, {result['paper']['source']}")
+    p, counts = result["protocol"], result["seconds"]
+    lines.append(
+        f"protocol {p['name']}, seed {p['seed']}: {p['n_train']:,} training, {p['n_query']:,} queries,"
+        f" {p['n_database']:,} database · {duration(counts['total'])}"
+    )
+    return "\n".join(lines)
+
+
+def load_config(out: Path) -> dict[str, Any]:
+    """What a run was asked for."""
+    try:
+        return json.loads((out / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{out} is not the folder of a run (config.json is missing or damaged)") from error
+
+
+def load_result(out: Path) -> dict[str, Any]:
+    try:
+        return json.loads((out / "result.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"{out} has no result yet; finish it with: hashlens train --resume {out}") from error
+    except ValueError as error:
+        raise DataError(f"{out / 'result.json'} is damaged; run the training again") from error
+
+
+def versions() -> dict[str, str]:
+    names = ["numpy", "numba", "pillow", "scikit-learn", "onnxruntime", "onnx", "torch"]
+    found = {"hashlens": hashlens.__version__, "python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    from hashlens.hamming import n_threads
+
+    return {"cpu": _cpu_name(), "threads": n_threads(), "system": f"{platform.system()} {platform.machine()}"}
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"
+
+
+def _draw(
+    out: Path, result: dict[str, Any], neighbours: list[Neighbours], history: list[Any], commands: list[str]
+) -> None:
+    from hashlens.figures import curves_figure, retrieval_figure
+    from hashlens.report import write_report
+
+    title = f"{result['method'].upper()}, {result['n_bits']} bits, {result['source']}"
+    retrieval_figure(neighbours, out / "results.png", title=f"{title}: MAP {result['map']:.3f}")
+    if history:
+        curves_figure(history, out / "curves.png")
+    write_report(
+        out / "report.html",
+        title=title,
+        result=result,
+        neighbours=neighbours,
+        metrics=history,
+        commands=commands,
+    )
+
+
+def _skipped_csv(skipped: list[tuple[str, str]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator=os.linesep)
+    writer.writerow(["path", "reason"])
+    writer.writerows(skipped)
+    return text.getvalue()

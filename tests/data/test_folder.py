@@ -1,0 +1,187 @@
+"""Folders: labels stay with their pictures, and every bad input gets a sentence."""
+
+import os
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hashlens.data import make_protocol, open_source
+from hashlens.data.folder import find_pictures, load_folder
+from hashlens.errors import DataError
+
+
+def paint(path, grey, size=(12, 10), **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (grey, grey, grey)).save(path, **options)
+
+
+def huge_png(width, height):
+    """The start of a PNG that claims to be this large."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    length, check = struct.pack(">I", len(header) - 4), struct.pack(">I", zlib.crc32(header))
+    return b"\x89PNG\r\n\x1a\n" + length + header + check + struct.pack(">I", 0) + b"IDAT"
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Two classes; the grey of each picture tells which it is."""
+    root = tmp_path / "photos"
+    for row in range(4):
+        paint(root / "cats" / f"{row}.png", 10 + row)
+        paint(root / "dogs" / f"{row}.JPG", 110 + row, quality=100)
+    return root
+
+
+def greys(source):
+    return source.images.read(slice(None), 4)[:, 0, 0, 0].tolist()
+
+
+def test_rows_of_images_and_labels_belong_together(photos):
+    paint(photos / "cats" / "deep" / "er" / "x.bmp", 14)
+    (photos / "cats" / "1.png").write_bytes(b"")
+    source = open_source(photos)
+    assert source.name == "photos" and source.labels.names == ("cats", "dogs")
+    assert list(source.images.names) == [
+        "cats/0.png",
+        "cats/2.png",
+        "cats/3.png",
+        "cats/deep/er/x.bmp",
+        *[f"dogs/{row}.JPG" for row in range(4)],
+    ]
+    assert greys(source) == [10, 12, 13, 14, 110, 111, 112, 113]
+    assert source.labels.values.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert source.skipped == [("cats/1.png", "zero bytes")]
+    assert len(make_protocol(source).query) == 2
+
+
+def test_a_folder_may_be_called_like_a_data_set(photos, monkeypatch):
+    photos.rename(photos.parent / "cifar10")
+    monkeypatch.chdir(photos.parent)
+    assert make_protocol(open_source("./cifar10")).name == "split"
+
+
+def test_odd_pictures_are_read(photos):
+    cats = photos / "cats"
+    Image.new("CMYK", (9, 9), (0, 0, 0, 155)).save(cats / "cmyk.jpg", quality=100)
+    Image.fromarray(np.full((9, 9), 257 * 100, np.uint16)).save(cats / "deep.png")
+    frames = [Image.new("L", (9, 9), grey) for grey in (100, 200, 50)]
+    frames[0].save(cats / "moving.gif", save_all=True, append_images=frames[1:])
+    paint(cats / "exif.jpg", 100, quality=100, exif=b"Exif\0\0MM\0*\xff\xff\xff\xffrubbish")
+    Image.new("1", (9, 9), 1).save(cats / "one.tif")
+    Image.new("RGBA", (9, 9), (0, 0, 0, 0)).save(cats / "clear.webp", lossless=True)
+    source = load_folder(photos)
+    assert not source.skipped
+    grey = dict(zip(source.images.names, greys(source), strict=True))
+    for name in ("cmyk.jpg", "deep.png", "moving.gif", "exif.jpg"):
+        assert abs(grey[f"cats/{name}"] - 100) <= 2, name
+    assert grey["cats/one.tif"] == grey["cats/clear.webp"] == 255
+
+
+def test_bad_pictures_are_skipped_with_a_reason(photos):
+    dogs = photos / "dogs"
+    whole = (photos / "dogs" / "0.JPG").read_bytes()
+    (dogs / "cut.jpg").write_bytes(whole[:-30])
+    (dogs / "empty.jpg").touch()
+    (dogs / "text.jpg").write_text("hello")
+    (dogs / "huge.png").write_bytes(huge_png(20000, 20000))
+    (dogs / "link.jpg").symlink_to("nowhere.jpg")
+    source = load_folder(photos)
+    assert source.skipped == [
+        ("dogs/cut.jpg", "truncated"),
+        ("dogs/empty.jpg", "zero bytes"),
+        ("dogs/huge.png", "400 megapixels, limit 89"),
+        ("dogs/link.jpg", "no such file"),
+        ("dogs/text.jpg", "not a picture"),
+    ]
+    assert greys(source) == [10, 11, 12, 13, 110, 111, 112, 113]
+    assert any(
+        "unreadable pictures are left out: 5, first dogs/cut.jpg (truncated)" in line for line in source.warnings
+    )
+
+
+def test_mostly_unreadable_is_an_error(photos):
+    for row in range(9):
+        (photos / "cats" / f"bad{row}.jpg").write_text("hello")
+    with pytest.raises(DataError, match=r"9 of 17 pictures .* \(9 not a picture; first: cats/bad0\.jpg\)"):
+        load_folder(photos)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], "no pictures in .* it is empty"),
+        (["a/1.txt", "a/b/2.txt", "c/README"], r"found 3 other files: \.txt × 2, no ending × 1"),
+        (["1.png", "2.png"], r"has 2 pictures but no class folders.*/cats/1\.jpg"),
+        (["a/1.png", "a/2.png"], "only one class found in .*: a with 2 pictures"),
+        ([".hidden/1.png", "a/.1.png"], "no pictures"),
+    ],
+)
+def test_folders_without_classes(tmp_path, files, message):
+    for name in files:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".png":
+            paint(path, 1)
+        else:
+            path.write_text("x")
+    with pytest.raises(DataError, match=message) as error:
+        load_folder(tmp_path)
+    assert error.value.exit_code == 3
+
+
+def test_paths_that_are_no_folders(tmp_path):
+    with pytest.raises(DataError, match="there is no folder"):
+        open_source(str(tmp_path / "gone"))
+    (tmp_path / "file.zip").touch()
+    with pytest.raises(DataError, match="is a file, not a folder"):
+        open_source(tmp_path / "file.zip")
+
+
+def test_one_class_left_after_the_unreadable_ones(photos):
+    for path in (photos / "dogs").iterdir():
+        path.write_text("x")
+    with pytest.raises(DataError, match="only one class found"):
+        load_folder(photos)
+
+
+def test_warnings(photos):
+    paint(photos / "owl" / "1.png", 50)
+    (photos / "fox").mkdir()
+    (photos / ".git").mkdir()
+    paint(photos / "loose.png", 60)
+    source = load_folder(photos)
+    text = "\n".join(source.warnings)
+    assert "class 'fox' has no readable picture" in text
+    assert "1 class has a single picture (owl)" in text
+    assert "pictures outside the class folders are left out: 1, first loose.png" in text
+    assert len(source.warnings) == 3
+    assert source.labels.names == ("cats", "dogs", "owl") and len(source.images) == 9
+
+
+def test_links_are_followed_but_not_in_circles(photos, tmp_path):
+    paint(tmp_path / "elsewhere" / "1.png", 77)
+    (photos / "zebra").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (photos / "cats" / "up").symlink_to(photos, target_is_directory=True)
+    (photos / "cats" / "self").symlink_to("self")
+    assert find_pictures(photos) == [
+        *[f"cats/{row}.png" for row in range(4)],
+        *[f"dogs/{row}.JPG" for row in range(4)],
+        "zebra/1.png",
+    ]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+def test_a_pipe_is_not_waited_for(photos):
+    os.mkfifo(photos / "cats" / "pipe.jpg")
+    assert len(load_folder(photos).images) == 8
+
+
+def test_importing_the_package_of_data_is_cheap():
+    code = "import sys, hashlens.data; print([m for m in ('PIL', 'sklearn') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,179 @@
+"""Protocols: sizes, disjoint sets, same seed same split, and a file that cannot be altered unnoticed."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hashlens.data.labels import Labels
+from hashlens.data.protocols import PROTOCOLS, Protocol, cifar10_setting1, cifar10_setting2, folder_split
+from hashlens.errors import DataError
+
+
+def single(values):
+    values = np.asarray(values, np.int64)
+    return Labels(values, tuple(f"c{c}" for c in range(values.max() + 1)))
+
+
+@pytest.fixture(scope="module")
+def cifar10():
+    return single(np.random.default_rng(5).permutation(np.repeat(np.arange(10), 6000)))
+
+
+@pytest.mark.parametrize(
+    ("make", "counts"),
+    [(cifar10_setting1, (5000, 1000, 59000)), (cifar10_setting2, (50000, 10000, 50000))],
+)
+def test_cifar10_counts(cifar10, make, counts):
+    protocol = make(cifar10, 0)
+    protocol.check(60000)
+    assert (len(protocol.train), len(protocol.query), len(protocol.database)) == counts
+    for rows, count in zip((protocol.train, protocol.query, protocol.database), counts, strict=True):
+        assert (np.bincount(cifar10.values[rows]) == count // 10).all()
+    assert np.isin(protocol.train, protocol.database).all()
+    assert len(np.union1d(protocol.query, protocol.database)) == 60000
+    assert protocol.topk is None
+
+
+def test_a_seed_is_a_split(cifar10):
+    first, again, other = (
+        cifar10_setting1(cifar10, 1),
+        cifar10_setting1(cifar10, 1),
+        cifar10_setting1(cifar10, 2),
+    )
+    assert first.fingerprint() == again.fingerprint() != other.fingerprint()
+    assert np.array_equal(first.database, again.database)
+    assert len(np.intersect1d(first.query, other.query)) < 100
+
+
+def test_the_split_does_not_change_between_versions():
+    # results are compared by this hash, so numpy or we must not change the splits silently
+    labels = single(np.repeat(np.arange(10), 6000))
+    assert cifar10_setting1(labels, 0).fingerprint()[:16] == "4bc7927ce307b110"
+    assert cifar10_setting2(labels, 0).fingerprint()[:16] == "bf2fe94b8175fae5"
+
+
+def test_database_order_favours_no_class(cifar10):
+    classes = cifar10.values[cifar10_setting1(cifar10, 0).database]
+    places = [np.flatnonzero(classes == c).mean() for c in range(10)]
+    assert np.ptp(places) < 0.05 * len(classes)  # grouped by class it would be 0.9
+
+
+def test_cifar10_refuses_other_data():
+    with pytest.raises(DataError, match=r"30 pictures in 3 classes.*split"):
+        cifar10_setting1(single(np.repeat(np.arange(3), 10)))
+
+
+def rows(name="p", train=(0, 1, 2), query=(3, 4), database=(0, 1, 2, 5), **more):
+    return Protocol(name, np.array(train), np.array(query), np.array(database), **more)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"database": [0, 1, 1, 1]}, "2 database rows of p are repeated"),
+        ({"query": [2, 5, 7], "train": []}, "2 query rows of p are also database rows"),
+        ({"train": [0, 4], "database": [0]}, "1 query rows of p are also train rows"),
+        ({"train": [-1]}, "train row -1 of p is negative"),
+        ({"train": [0.0, 1.0]}, "whole numbers"),
+        ({"train": [[0, 1]]}, "whole numbers"),
+        ({"topk": 0}, "topk of p is 0"),
+    ],
+)
+def test_wrong_rows_are_refused(wrong, message):
+    with pytest.raises(DataError, match=message):
+        rows(**wrong)
+
+
+def test_rows_past_the_end_are_refused():
+    rows().check(6)
+    with pytest.raises(DataError, match="database row 5 of p is past the end of a source of 5 pictures"):
+        rows().check(5)
+
+
+def test_rows_are_frozen_and_apart_from_what_was_given():
+    given = np.array([3, 4])
+    protocol = Protocol("p", np.array([0]), given, np.array([0]))
+    given[0] = 0
+    assert protocol.query.tolist() == [3, 4]
+    with pytest.raises(ValueError, match="read-only"):
+        protocol.query[0] = 1
+
+
+def test_fingerprint_knows_roles_and_order():
+    hashes = {
+        rows().fingerprint(),
+        rows(train=[1, 0, 2]).fingerprint(),
+        rows(train=[0, 1], database=[2, 5]).fingerprint(),
+        rows(train=[0], database=[1, 2, 5]).fingerprint(),
+        rows(query=[3]).fingerprint(),
+    }
+    assert len(hashes) == 5
+    assert rows(name="q", seed=9, topk=3).fingerprint() in hashes
+
+
+@pytest.mark.parametrize("name", ["cifar10-1", "cifar10-2"])
+def test_save_and_load(tmp_path, cifar10, name):
+    protocol = PROTOCOLS[name](cifar10, 3)
+    path = tmp_path / "run" / "split.json"
+    protocol.save(path)
+    loaded = Protocol.load(path)
+    for field in ("name", "seed", "topk", "description"):
+        assert getattr(loaded, field) == getattr(protocol, field)
+    for role in ("train", "query", "database"):
+        assert np.array_equal(getattr(loaded, role), getattr(protocol, role))
+        assert getattr(loaded, role).dtype == np.int64
+    assert path.stat().st_size < 1_000_000
+    assert json.loads(path.read_text())["counts"]["query"] == len(protocol.query)
+
+
+def test_altered_or_foreign_files_are_refused(tmp_path):
+    path = tmp_path / "split.json"
+    rows(topk=2).save(path)
+    saved = path.read_text()
+    path.write_text(saved.replace('"query": [3,4]', '"query": [4,3]'))
+    assert path.read_text() != saved
+    with pytest.raises(DataError, match="changed or damaged"):
+        Protocol.load(path)
+    for wrong in (saved[:-10], "[1, 2]", "{}", saved.replace("sha256", "md5")):
+        path.write_text(wrong)
+        with pytest.raises(DataError, match="not a split file"):
+            Protocol.load(path)
+    with pytest.raises(DataError, match="there is no split file"):
+        Protocol.load(tmp_path / "gone.json")
+
+
+def test_folder_split_takes_a_tenth_of_each_class():
+    counts = [1, 2, 3, 14, 16, 100, 1000]
+    labels = single(np.repeat(np.arange(7), counts))
+    protocol = folder_split(labels, 0)
+    assert np.bincount(labels.values[protocol.query], minlength=7).tolist() == [0, 0, 1, 1, 2, 10, 100]
+    assert np.array_equal(protocol.train, protocol.database)
+    assert len(np.union1d(protocol.query, protocol.database)) == sum(counts)
+    assert folder_split(labels, 0).fingerprint() == protocol.fingerprint() != folder_split(labels, 1).fingerprint()
+
+
+def test_folder_split_of_label_sets():
+    rng = np.random.default_rng(0)
+    values = rng.random((3000, 8)) < [0.0004, 0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.5]
+    values[:3] = False
+    values[0, 0] = True  # a class of its own
+    values[1:, 0] = False
+    labels = Labels(values, tuple("abcdefgh"))
+    protocol = folder_split(labels, 0)
+    total, queries = values.sum(axis=0), values[protocol.query].sum(axis=0)
+    assert queries[0] == 0
+    quota = np.where(total < 3, 0, np.maximum(1, np.round(total / 10)))
+    assert (queries <= quota).all() and (queries >= 0.6 * quota).all()
+    assert values[protocol.query].any(axis=1).all()  # no query without a label
+    assert np.isin([1, 2], protocol.database).all()
+    assert len(protocol.query) + len(protocol.database) == 3000
+
+
+def test_folder_split_needs_three_of_something():
+    with pytest.raises(DataError, match=r"largest has 2"):
+        folder_split(single([0, 0, 1, 1, 2]))
+    # three pictures of one label, but each carries a label of its own too
+    values = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]], bool)
+    with pytest.raises(DataError, match="fewer than three"):
+        folder_split(Labels(values, tuple("abcd")))

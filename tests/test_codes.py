@@ -1,0 +1,171 @@
+"""Codes: round trips at awkward lengths, the rule for zero, what is refused, files."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from hashlens.codes import FORMAT, Codes
+from hashlens.errors import DataError, MismatchError, UsageError
+
+N_BITS = [1, 7, 8, 12, 24, 48, 64, 65, 128]
+
+
+def random_signs(n, n_bits, seed=0):
+    return np.random.default_rng(seed).choice([-1, 1], (n, n_bits))
+
+
+@pytest.mark.parametrize("n_bits", N_BITS)
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_signs_survive_packing(n_bits, n):
+    signs = random_signs(n, n_bits)
+    codes = Codes.from_signs(signs)
+    assert len(codes) == n
+    assert codes.packed.shape == (n, (n_bits + 7) // 8)
+    assert codes.signs().dtype == np.int8
+    np.testing.assert_array_equal(codes.signs(), signs)
+
+
+@pytest.mark.parametrize("n_bits", N_BITS)
+def test_words_hold_every_bit_and_nothing_else(n_bits):
+    codes = Codes.from_signs(random_signs(9, n_bits))
+    words = codes.words()
+    assert words.shape == (9, (n_bits + 63) // 64)
+    assert words.dtype == np.uint64
+    assert words.flags.c_contiguous
+    np.testing.assert_array_equal(np.bitwise_count(words).sum(axis=1), (codes.signs() == 1).sum(axis=1))
+
+
+def test_first_bit_is_the_highest():
+    assert Codes.from_signs([[1, -1, -1, -1, -1, -1, -1, -1, 1]]).packed.tolist() == [[128, 128]]
+
+
+def test_exact_zero_is_bit_zero_for_every_caller():
+    # PEERS 5.2: torch.sign(0) is 0, others draw at random, others differ between query and database
+    u = np.array([[0.0, -0.0, 1e-30, -1e-30, np.inf, -np.inf]])
+    assert Codes.from_relaxed(u).signs().tolist() == [[-1, -1, 1, -1, 1, -1]]
+    assert Codes.from_relaxed(u.astype(np.float32)).equals(Codes.from_relaxed(u))
+
+
+def test_nan_is_refused():
+    with pytest.raises(DataError, match=r"1 of 2 rows.*NaN"):
+        Codes.from_relaxed([[1.0, 2.0], [np.nan, 1.0]])
+
+
+@pytest.mark.parametrize("signs", [[[0, 1]], [[True, False]], [[2, -1]], [[np.nan, 1]]])
+def test_only_signs_are_signs(signs):
+    with pytest.raises(DataError, match=r"only -1 and \+1"):
+        Codes.from_signs(signs)
+
+
+@pytest.mark.parametrize("u", [np.zeros(3), np.zeros((3, 0)), np.zeros((2, 2, 2)), [["a"]], [[1j]]])
+def test_bad_relaxed_outputs_are_refused(u):
+    with pytest.raises(DataError):
+        Codes.from_relaxed(u)
+
+
+@pytest.mark.parametrize("n_bits", [0, -1, 1.5, True, "8"])
+def test_bad_n_bits_is_refused(n_bits):
+    with pytest.raises(UsageError, match="n_bits is"):
+        Codes(np.zeros((1, 1), np.uint8), n_bits)
+
+
+@pytest.mark.parametrize(
+    "packed", [np.zeros((1, 2), np.int8), np.zeros((1, 1), np.uint8), np.zeros(2, np.uint8), [[0, 0]]]
+)
+def test_bad_arrays_are_refused(packed):
+    with pytest.raises(DataError, match="packed codes"):
+        Codes(packed, 12)
+
+
+def test_padding_bits_must_be_zero():
+    Codes(np.array([[255, 0b11110000]], np.uint8), 12)
+    with pytest.raises(DataError, match="past bit 12"):
+        Codes(np.array([[255, 0b11111000]], np.uint8), 12)
+
+
+def test_rows():
+    signs = random_signs(6, 12)
+    codes = Codes.from_signs(signs)
+    for rows in (
+        slice(1, 4),
+        slice(None, None, -1),
+        [5, 0, 0],
+        np.array([2, 3]),
+        signs[:, 0] == 1,
+        slice(0, 0),
+    ):
+        np.testing.assert_array_equal(codes[rows].signs(), signs[rows])
+        assert codes[rows].n_bits == 12
+    assert codes[-1].equals(codes[[5]])
+    assert codes[np.int64(2)].equals(codes[2:3])
+    with pytest.raises(IndexError):
+        codes[6]
+
+
+def test_equals():
+    codes = Codes.from_signs(random_signs(4, 12))
+    assert codes.equals(Codes(codes.packed.copy(), 12))
+    assert not codes.equals(codes[:3])
+    assert not codes.equals(codes[::-1])
+    assert not Codes(np.zeros((1, 1), np.uint8), 7).equals(Codes(np.zeros((1, 1), np.uint8), 8))
+
+
+def test_concatenate():
+    codes = Codes.from_signs(random_signs(6, 12))
+    assert Codes.concatenate([codes[:2], codes[2:2], codes[2:]]).equals(codes)
+    with pytest.raises(MismatchError, match=r"\[12, 16\]"):
+        Codes.concatenate([codes, Codes.from_signs(random_signs(1, 16))])
+    with pytest.raises(UsageError):
+        Codes.concatenate([])
+
+
+@pytest.mark.parametrize("n_bits", N_BITS)
+@pytest.mark.parametrize("n", [0, 5])
+def test_save_and_load(tmp_path, n_bits, n):
+    codes = Codes.from_signs(random_signs(n, n_bits))
+    codes.save(tmp_path / "deep" / "codes")
+    loaded = Codes.load(str(tmp_path / "deep" / "codes"))
+    assert loaded.equals(codes)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["codes"]
+
+
+def test_a_view_is_saved_as_it_reads(tmp_path):
+    # safetensors writes memory order: without a copy, every second row would come back wrong
+    codes = Codes.from_signs(random_signs(6, 24))[::-2]
+    codes.save(tmp_path / "codes")
+    assert Codes.load(tmp_path / "codes").equals(codes)
+
+
+def test_bad_files_are_refused(tmp_path):
+    path = tmp_path / "codes"
+    with pytest.raises(DataError, match="no codes file"):
+        Codes.load(path)
+    path.write_bytes(b"not a codes file at all")
+    with pytest.raises(DataError, match="damaged"):
+        Codes.load(path)
+    Codes.from_signs(random_signs(50, 12)).save(path)
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(DataError, match="damaged"):
+        Codes.load(path)
+
+    packed = np.zeros((2, 2), np.uint8)
+    save_file({"packed": packed}, path)
+    with pytest.raises(MismatchError, match="other tensors"):
+        Codes.load(path)
+    save_file({"other": packed}, path, metadata={"format": FORMAT, "n_bits": "12"})
+    with pytest.raises(DataError, match="damaged"):
+        Codes.load(path)
+    save_file({"packed": packed}, path, metadata={"format": FORMAT, "n_bits": "a dozen"})
+    with pytest.raises(DataError, match="damaged"):
+        Codes.load(path)
+    save_file({"packed": packed}, path, metadata={"format": FORMAT, "n_bits": "48"})
+    with pytest.raises(DataError, match="48 bits need"):
+        Codes.load(path)
+
+
+def test_the_compiler_stays_asleep():
+    script = "import hashlens.codes, hashlens.data.labels, hashlens.metrics, sys; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
