@@ -119,9 +119,17 @@ class ArrayImages(Images):
         return Image.fromarray(self._array[self._rows[row]]).convert("RGB")
 
     def read(self, rows: Any, size: int) -> np.ndarray:
-        if isinstance(self._array, np.ndarray) and self._array.shape[1:3] == (size, size):
+        if isinstance(self._array, np.ndarray):
+            height, width = self._array.shape[1:3]
             batch = self._array[self._rows[self._indices(rows)]]
-            return batch if batch.ndim == 4 else np.repeat(batch[..., None], 3, axis=3)
+            if batch.ndim == 3:
+                batch = np.repeat(batch[..., None], 3, axis=3)
+            if height == width == size:
+                return batch
+            if 4 <= height == width < size:
+                from hashlens.data.enlarging import enlarge  # numba is loaded only where it is used
+
+                return enlarge(batch, size)
         return super().read(rows, size)
 
     def fingerprint(self) -> str:

@@ -23,20 +23,23 @@ class NetworkInfo:
     n_features: int
     pretrained: bool
     frozen: int  # leading blocks that are not trained by default
+    flip: bool  # whether a mirrored picture of the kind it is for is still a good picture
     summary: str
 
 
 NETWORKS: dict[str, NetworkInfo] = {
     "efficientnet-lite0": NetworkInfo(
-        "efficientnet_lite", 128, 0.498, 0.502, 1280, True, 12, "ImageNet, 3.4 M parameters; the default"
+        "efficientnet_lite", 128, 0.498, 0.502, 1280, True, 13, True, "ImageNet, 3.4 M parameters; the default"
     ),
     "efficientnet-lite1": NetworkInfo(
-        "efficientnet_lite", 128, 0.498, 0.502, 1280, True, 16, "ImageNet, 4.1 M parameters"
+        "efficientnet_lite", 128, 0.498, 0.502, 1280, True, 17, True, "ImageNet, 4.1 M parameters"
     ),
     "efficientnet-lite2": NetworkInfo(
-        "efficientnet_lite", 128, 0.498, 0.502, 1280, True, 16, "ImageNet, 4.8 M parameters"
+        "efficientnet_lite", 128, 0.498, 0.502, 1280, True, 17, True, "ImageNet, 4.8 M parameters"
     ),
-    "small-cnn": NetworkInfo("small_cnn", 16, 0.5, 0.5, 128, False, 0, "for tiny grey pictures, trained from scratch"),
+    "small-cnn": NetworkInfo(
+        "small_cnn", 16, 0.5, 0.5, 128, False, 0, False, "for tiny grey pictures, trained from scratch"
+    ),
 }
 
 

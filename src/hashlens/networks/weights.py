@@ -70,7 +70,7 @@ def _convert(name: str, kept: Path) -> None:
             )
         state = from_published(torch.load(path, map_location="cpu", weights_only=True))
     with replacing(kept) as temporary:
-        safetensors.torch.save_file(state, temporary)
+        safetensors.torch.save_file({name: value.contiguous() for name, value in state.items()}, temporary)
 
 
 def _installed(package: str, member: str) -> Path | None:

@@ -138,9 +138,9 @@ class DeepHasher(Hasher):
         """What the loop is to read, and the part of the network that it is to train."""
         if isinstance(X, np.ndarray):
             return FeatureInputs(X), self.network_
+        flip = network_info(self.backbone_).flip if self.training.flip is None else self.training.flip
         if self.frozen_blocks_ == 0:
-            shift = self.training.shift
-            return PictureInputs(X, self.image_size_, self.training.flip, shift), self.network_
+            return PictureInputs(X, self.image_size_, flip, self.training.shift), self.network_
         cut = 1 + self.frozen_blocks_  # Normalise comes first
         frozen, trained = self.network_[:cut], self.network_[cut:]
         progress.say(
@@ -148,8 +148,8 @@ class DeepHasher(Hasher):
             " their outputs are computed once"
         )
         views = [
-            extract(frozen, X, self.image_size_, flip=flip, device=device, precision=precision, progress=progress)
-            for flip in ([False, True] if self.training.flip else [False])
+            extract(frozen, X, self.image_size_, flip=flipped, device=device, precision=precision, progress=progress)
+            for flipped in ([False, True] if flip else [False])
         ]
         return MapInputs(views), trained
 

@@ -44,7 +44,7 @@ class Training:
     schedule: str = "one-cycle"  # or "step"
     step_epochs: int = 20
     step_factor: float = 2 / 3
-    flip: bool = True
+    flip: bool | None = None  # None: where it leaves a picture what it is, which digits are not
     shift: int = 0  # largest shift in pixels; only where no block is frozen
     precision: str = "auto"  # bfloat16 where the hardware has it
     device: str = "auto"
@@ -197,7 +197,7 @@ def _optimizer(network: nn.Module, training: Training) -> torch.optim.Optimizer:
         if params
     ]
     kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.SGD
-    return kind(groups, lr=training.lr, weight_decay=training.weight_decay)
+    return kind(groups, lr=training.lr, weight_decay=training.weight_decay, fused=True)
 
 
 def _batches(labels: Labels, training: Training, rng: np.random.Generator) -> list[np.ndarray]:
@@ -267,8 +267,11 @@ def _restore(snapshot: Snapshot, network: nn.Module, loss: nn.Module, optimizer:
     network.load_state_dict(dict(part("network.")))
     loss.load_state_dict(dict(part("loss.")))
     state: dict[int, dict[str, torch.Tensor]] = {}
+    params = [p for group in optimizer.param_groups for p in group["params"]]
     for key, value in part("optimizer."):
         i, _, name = key.partition(".")
+        if value.shape == params[int(i)].shape:  # moments must lie in memory as their weights do
+            value = torch.empty_like(params[int(i)]).copy_(value)
         state.setdefault(int(i), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     return Position(**json.loads(position))

@@ -1,0 +1,5 @@
+"""python -m hashlens."""
+
+from hashlens.cli import main
+
+main()

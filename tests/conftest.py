@@ -1,0 +1,56 @@
+"""What all tests share: a cache of their own, one thread, no network, and small clusters to learn."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+
+# before torch and numba are imported: on a busy machine two threads are many times slower than one
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HASHLENS_THREADS"] = "1"
+
+
+@pytest.fixture(scope="session")
+def session_cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def surroundings(request, monkeypatch, session_cache):
+    """Nothing that a user has downloaded or computed is read or written, unless a test is about the real thing."""
+    wants_real = "real_cache" in request.fixturenames or request.node.name.startswith("test_the_real_")
+    if not wants_real:
+        monkeypatch.setenv("HASHLENS_CACHE", str(session_cache))
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture
+def real_cache(monkeypatch):
+    """The user's own cache, for tests that are skipped where it does not hold what they need."""
+    from hashlens.files import cache_dir
+
+    monkeypatch.setenv("HASHLENS_OFFLINE", "1")
+    return cache_dir()
+
+
+@pytest.fixture
+def empty_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("HASHLENS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HASHLENS_OFFLINE", "1")
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def clusters():
+    """200 rows of four overlapping clusters in 16 dimensions and their classes: (X float64, y)."""
+    rng = np.random.default_rng(0)
+    y = rng.permutation(np.repeat(np.arange(4), 50))
+    centres = rng.normal(size=(4, 16))
+    return centres[y] + 0.8 * rng.normal(size=(200, 16)), y

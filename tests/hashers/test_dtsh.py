@@ -1,0 +1,368 @@
+"""DTSH: loss and gradient against slow loops over the paper's formulas, and the authors' released update."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from hashlens.data.labels import Labels
+from hashlens.errors import UsageError
+from hashlens.hashers.deep import dtsh
+from hashlens.hashers.deep.dtsh import DTSH, BankTripletLikelihood, TripletLikelihood, triplet_nll
+from hashlens.hashers.deep.triplets import draw_from_bank
+
+BATCHES = {
+    "balanced": [0, 1, 2, 0, 1, 2],
+    "unbalanced": [0, 0, 0, 0, 0, 1, 1, 2],
+    "a class of one": [0, 0, 1, 1, 2],
+    "classes far apart": [7, 7, 3, 3, 3],
+    "sets": [[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1], [0, 1, 1], [0, 0, 0]],
+    "sets, nothing shared by two": [[1, 0], [0, 1], [1, 1], [1, 0]],
+}
+
+
+def share(a, b):
+    """Whether two items have a label in common; an item without any shares none."""
+    if np.ndim(a) == 0:
+        return a == b
+    return any(x and y for x, y in zip(a, b, strict=True))
+
+
+def triplets_of(labels):
+    """{query: [(positive, negative), ...]} of a batch; queries without triplets are left out."""
+    found = {}
+    for q in range(len(labels)):
+        for p in range(len(labels)):
+            for n in range(len(labels)):
+                if p != q and n != q and share(labels[q], labels[p]) and not share(labels[q], labels[n]):
+                    found.setdefault(q, []).append((p, n))
+    return found
+
+
+def signs_of(u):
+    return np.array([[1.0 if value > 0 else -1.0 for value in row] for row in u])
+
+
+def slow_loss(u, labels, alpha, lambda_bar):
+    triplets = triplets_of(labels)
+    total = 0.0
+    for q, pairs in triplets.items():
+        of_query = 0.0
+        for p, n in pairs:
+            t = u[q] @ u[p] / 2 - u[q] @ u[n] / 2 - alpha
+            of_query += math.log1p(math.exp(-t))
+        total += of_query / len(pairs)
+    quantisation = sum(((u[i] - signs_of(u)[i]) ** 2).sum() for i in range(len(u)))
+    return total / max(1, len(triplets)) + lambda_bar * quantisation / len(u)
+
+
+def slow_gradient(u, labels, alpha, lambda_bar):
+    """The paper's closed form: the sum over the three roles of each picture."""
+    triplets = triplets_of(labels)
+    gradient = 2 * lambda_bar * (u - signs_of(u)) / len(u)
+    for q, pairs in triplets.items():
+        share_of_one = 1 / (len(triplets) * len(pairs))
+        for p, n in pairs:
+            t = u[q] @ u[p] / 2 - u[q] @ u[n] / 2 - alpha
+            w = share_of_one * (1 - 1 / (1 + math.exp(-t)))
+            gradient[q] -= w * (u[p] - u[n]) / 2
+            gradient[p] -= w * u[q] / 2
+            gradient[n] += w * u[q] / 2
+    return gradient
+
+
+def value_and_gradient(loss, u, labels, rows=None):
+    u = torch.tensor(u, requires_grad=True)
+    rows = np.arange(len(u)) if rows is None else rows
+    value, figures = loss(u, labels, rows)
+    value.backward()
+    return value.item(), u.grad.numpy(), figures
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_in_batch_against_loops(rng, name):
+    labels = np.array(BATCHES[name])
+    u = rng.normal(size=(len(labels), 5))
+    value, gradient, figures = value_and_gradient(TripletLikelihood(2.5, 0.3), u, Labels.of(labels))
+    assert value == pytest.approx(slow_loss(u, labels, 2.5, 0.3), rel=1e-12)
+    np.testing.assert_allclose(gradient, slow_gradient(u, labels, 2.5, 0.3), rtol=1e-10, atol=1e-14)
+    wrong = [u[q] @ (u[p] - u[n]) / 2 < 2.5 for q, pairs in triplets_of(labels).items() for p, n in pairs]
+    assert figures["active"] == pytest.approx(np.mean(wrong), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_in_batch_by_finite_differences(rng, name):
+    labels = Labels.of(BATCHES[name])
+    loss = TripletLikelihood(1.0, 0.2)
+    u = torch.tensor(rng.normal(size=(len(labels), 3)), requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: loss(x, labels, np.arange(len(labels)))[0], u)
+
+
+@pytest.mark.parametrize("labels", [[3, 3, 3], [0, 1, 2], [5], [[1, 0], [1, 1], [1, 0]], [[0, 0], [0, 0]]])
+def test_a_batch_without_triplets_teaches_nothing(rng, labels):
+    u = rng.normal(size=(len(labels), 4))
+    value, gradient, figures = value_and_gradient(TripletLikelihood(2.0, 0.0), u, Labels.of(labels))
+    assert value == 0 and figures == {"active": 0}
+    assert np.array_equal(gradient, np.zeros_like(u))
+
+
+def test_all_triplets_at_zero_cost_log_2():
+    labels = Labels.of([0, 0, 1, 1])
+    value, _, _ = value_and_gradient(TripletLikelihood(0.0, 0.0), np.ones((4, 6)), labels)
+    assert value == pytest.approx(math.log(2), rel=1e-12)
+
+
+def test_one_triplet_as_a_function_of_its_gap():
+    same = torch.tensor([[True, True, False], [True, True, False], [False, False, True]])
+
+    def nll(gap):
+        theta = torch.zeros(3, 3, dtype=torch.float64)
+        theta[0, 1] = theta[1, 0] = gap
+        return triplet_nll(theta, same, 0.0)[0].item()
+
+    gaps = np.linspace(-30, 30, 61)
+    values = [nll(gap) for gap in gaps]
+    assert all(a > b for a, b in pairwise(values))
+    for gap in gaps:  # softplus(-T) + T = softplus(T)
+        assert nll(gap) + gap == pytest.approx(nll(-gap), abs=1e-8)  # torch cuts its softplus off at 20
+
+
+def test_a_unit_of_theta_is_a_bit(rng):
+    signs = rng.choice([-1.0, 1.0], (3, 24))
+    q, p, n = signs
+    difference_in_bits = (q != n).sum() - (q != p).sum()
+    for alpha in (0.0, 5.0):
+        value, _, _ = value_and_gradient(TripletLikelihood(alpha, 9.0), signs, Labels.of([0, 0, 1]))
+        other = (p != n).sum() - (q != p).sum()  # the second query of this batch is p
+        expected = [math.log1p(math.exp(-(bits - alpha))) for bits in (difference_in_bits, other)]
+        assert value == pytest.approx(np.mean(expected), rel=1e-12)  # and signs have no quantisation error
+
+
+def test_a_picture_is_not_its_own_positive():
+    """Two queries of class 0 with theirs far apart: were u . u a positive, the first loss would be near zero."""
+    u = np.array([[9.0, 0.0], [-9.0, 0.0], [0.0, 9.0]])
+    value, _, _ = value_and_gradient(TripletLikelihood(0.0, 0.0), u, Labels.of([0, 0, 1]))
+    assert value == pytest.approx(math.log1p(math.exp(40.5)), rel=1e-12)
+    assert value_and_gradient(TripletLikelihood(0.0, 0.0), u[1:], Labels.of([0, 1]))[0] == 0
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e-30, 0.0])
+def test_extreme_outputs_stay_finite(rng, scale):
+    labels = Labels.of([0, 0, 1, 1, 2])
+    for signs in (np.ones((5, 48)), rng.choice([-1.0, 1.0], (5, 48))):
+        u = (scale * signs).astype(np.float32)
+        value, gradient, _ = value_and_gradient(TripletLikelihood(24.0, 1 / 225), u, labels)
+        assert math.isfinite(value) and np.isfinite(gradient).all()
+
+
+def test_defaults_are_the_papers():
+    labels = Labels.of([0, 0, 1, 1])
+    for n_bits in (12, 24, 32, 48):
+        loss = DTSH(n_bits)._loss(labels)
+        assert isinstance(loss, TripletLikelihood)
+        assert loss.alpha == n_bits / 2
+        assert loss.lambda_bar == pytest.approx(1 / 225, rel=1e-12)
+    assert DTSH(12, alpha=3.0)._loss(labels).alpha == 3 and DTSH(12, alpha=0)._loss(labels).alpha == 0
+    assert DTSH(12, lambda_=0)._loss(labels).lambda_bar == 0
+    published = DTSH(12, triplets="published", random_state=7)._loss(labels)
+    assert (published.alpha, published.lambda_bar, published.random_state) == (6, 100 / 22500, 7)
+    assert published.bank.shape == (4, 12)
+    with pytest.raises(UsageError, match="in-batch or published, not 'all'"):
+        DTSH(12, triplets="all")._loss(labels)
+
+
+# The authors' released code: a bank of remembered outputs, and triplets drawn from it.
+
+
+def ten_classes(rng, n=600):
+    return rng.permutation(np.arange(n) % 10)
+
+
+def bank_loss(labels, n_bits=4, batch_size=8, alpha=2.0, lambda_bar=100 / 22500, seed=5):
+    return BankTripletLikelihood(alpha, lambda_bar, Labels.of(labels), n_bits, batch_size, seed).double()
+
+
+def slow_direction(u_k, positives, negatives, bank, alpha, eta):
+    """D_k = sum over the triplets of (1 - sigmoid(T)) (u_p - u_n), minus 4 eta (u_k - sign(u_k)); and their number."""
+    direction, count = np.zeros_like(u_k), 0
+    for group_p, group_n in zip(positives, negatives, strict=True):
+        for p in group_p:
+            t = (bank[p] - bank[group_n]) @ u_k / 2 - alpha  # with all negatives of the group
+            direction += (1 - 1 / (1 + np.exp(-t))) @ (bank[p] - bank[group_n])
+            count += len(group_n)
+    return direction - 4 * eta * (u_k - np.sign(u_k)), count
+
+
+def test_published_direction(rng):
+    y = ten_classes(rng)
+    loss = bank_loss(y)
+    loss.bank[:] = torch.tensor(rng.normal(size=(600, 4)))
+    rows, u = rng.permutation(600)[:8], rng.normal(size=(8, 4))
+    value, gradient, figures = value_and_gradient(loss, u, Labels.of(y)[rows], rows)
+    positives, negatives = draw_from_bank(Labels.of(y), rows, [5, 0])
+    bank = loss.bank.numpy()
+    total, late = 0.0, []
+    for k in range(8):
+        direction, count = slow_direction(u[k], positives[k], negatives[k], bank, 2.0, eta=100)
+        assert count == 22500
+        np.testing.assert_allclose(direction / 8, -2 * count * gradient[k], rtol=1e-9, atol=1e-9)
+        for group_p, group_n in zip(positives[k], negatives[k], strict=True):
+            t = np.array([[u[k] @ (bank[p] - bank[n]) / 2 - 2.0 for n in group_n] for p in group_p])
+            total += np.log1p(np.exp(-t)).sum() / 22500
+            late.append((t < 0).mean())
+        total += 100 / 22500 * ((u[k] - np.sign(u[k])) ** 2).sum()
+    assert value == pytest.approx(total / 8, rel=1e-9)
+    assert figures["active"] == pytest.approx(np.mean(late), rel=1e-6)
+
+
+def test_published_step_is_a_step_of_sgd(rng):
+    """W <- W + lr (g / (batch N) - 5e-4 W) over three batches, the last of them short, on a linear model."""
+    n, batch, lr, big_k = 600, 8, 5e-4, 22500
+    y, X = ten_classes(rng), rng.normal(size=(600, 3))
+    W = rng.normal(size=(4, 3))
+    model = torch.nn.Linear(3, 4, bias=False).double()
+    model.weight.data = torch.tensor(W)
+    loss = bank_loss(y, batch_size=batch)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr * 2 * big_k / n, weight_decay=5e-4 * n / (2 * big_k))
+    bank = np.zeros((n, 4))
+    order = rng.permutation(n)
+    for step, rows in enumerate([order[:8], order[8:16], order[16:19]]):
+        optimizer.zero_grad()
+        loss(model(torch.tensor(X[rows])), Labels.of(y)[rows], rows)[0].backward()
+        optimizer.step()
+        # the authors' way
+        u = X[rows] @ W.T
+        bank[rows] = u
+        positives, negatives = draw_from_bank(Labels.of(y), rows, [5, step])
+        g = np.zeros_like(W)
+        for k in range(len(rows)):
+            g += np.outer(slow_direction(u[k], positives[k], negatives[k], bank, 2.0, 100)[0], X[rows[k]])
+        W = W + lr * (g / (batch * n) - 5e-4 * W)
+        np.testing.assert_allclose(model.weight.detach().numpy(), W, rtol=1e-10, atol=1e-13)
+
+
+def test_published_gradient_by_finite_differences(rng):
+    y = ten_classes(rng, 60)
+    loss = bank_loss(y, n_bits=3, batch_size=2)
+    loss.bank[:] = torch.tensor(rng.normal(size=(60, 3)))
+    rows = np.array([4, 17])
+    u = torch.tensor(rng.normal(size=(2, 3)), requires_grad=True)
+
+    def value(x):
+        loss.draws.zero_()  # the same triplets every time
+        return loss(x, Labels.of(y)[rows], rows)[0]
+
+    assert torch.autograd.gradcheck(value, u)
+
+
+def test_bank_is_zero_then_holds_the_latest_outputs(rng, monkeypatch):
+    y = ten_classes(rng)
+    loss = bank_loss(y)
+    assert np.array_equal(loss.bank.numpy(), np.zeros((600, 4)))
+    at_draw = []
+
+    def draw(labels, rows, seed):
+        at_draw.append(loss.bank.clone())
+        return draw_from_bank(labels, rows, seed)
+
+    monkeypatch.setattr(dtsh, "draw_from_bank", draw)
+    expected = np.zeros((600, 4))
+    for rows in (np.arange(8), np.arange(5, 13)):
+        u = torch.tensor(rng.normal(size=(8, 4)), requires_grad=True)
+        loss(u, Labels.of(y)[rows], rows)
+        expected[rows] = u.detach().numpy()
+        assert np.array_equal(at_draw[-1].numpy(), expected)
+        assert not loss.bank.requires_grad
+    assert set(loss.state_dict()) == {"bank", "draws"} and int(loss.draws) == 2
+
+
+def test_unvisited_pictures_add_nothing_but_their_quantisation(rng):
+    y = ten_classes(rng)
+    u = rng.normal(size=(8, 4))
+    _, gradient, _ = value_and_gradient(bank_loss(y), u, Labels.of(y)[:8], np.arange(8))
+    np.testing.assert_allclose(gradient, 2 * 100 / 22500 * (u - np.sign(u)) / 8, rtol=1e-12)
+
+
+def test_a_short_last_batch_is_divided_by_the_nominal_size(rng):
+    y = ten_classes(rng)
+    u = rng.normal(size=(3, 4))
+    values = [value_and_gradient(bank_loss(y, batch_size=size), u, Labels.of(y)[:3], np.arange(3)) for size in (3, 128)]
+    assert values[0][0] == pytest.approx(values[1][0] * 128 / 3, rel=1e-12)
+    np.testing.assert_allclose(values[0][1], values[1][1] * 128 / 3, rtol=1e-12)
+
+
+def test_draws_of_ten_classes(rng):
+    y = ten_classes(rng, 800)
+    rows = rng.permutation(800)[:128]
+    positives, negatives = draw_from_bank(Labels.of(y), rows, [0, 0])
+    assert positives.shape == negatives.shape == (128, 9, 50)  # 50 x 50 pairs for each of nine classes: 22,500
+    for q, row in enumerate(rows):
+        assert (y[positives[q]] == y[row]).all()
+        others = [set(y[group].tolist()) for group in negatives[q]]
+        assert all(len(classes) == 1 for classes in others)
+        assert set.union(*others) == set(range(10)) - {y[row]}
+        for group in [*positives[q], *negatives[q]]:
+            assert len(set(group.tolist())) == 50  # without replacement
+        assert len({tuple(sorted(group)) for group in positives[q].tolist()}) == 9  # afresh for each class
+    assert not np.isin(positives, rows).any() and not np.isin(negatives, rows).any()
+
+
+def test_draws_depend_on_the_seed_alone(rng):
+    labels, rows = Labels.of(ten_classes(rng)), np.arange(8)
+    first = draw_from_bank(labels, rows, [1, 2])
+    assert all(np.array_equal(a, b) for a, b in zip(first, draw_from_bank(labels, rows, [1, 2]), strict=True))
+    for seed in ([1, 3], [2, 2]):
+        assert not np.array_equal(first[0], draw_from_bank(labels, rows, seed)[0])
+
+
+def test_draws_of_small_classes_repeat():
+    y = np.repeat([0, 1, 2], [60, 52, 7])
+    rows = np.array([0, 60, 61, 112, 113])  # leaves 59, 50 and 5
+    positives, negatives = draw_from_bank(Labels.of(y), rows, [0, 0])
+    assert positives.shape == negatives.shape == (5, 2, 50)
+    for q, row in enumerate(rows):
+        assert (y[positives[q]] == y[row]).all() and (y[negatives[q]] != y[row]).all()
+        for group in [*positives[q], *negatives[q]]:
+            members = set(group.tolist())
+            assert not members & set(rows.tolist())
+            assert len(members) == 50 if y[group[0]] < 2 else members <= {114, 115, 116, 117, 118}
+
+
+def test_draws_of_label_sets(rng):
+    Y = rng.random((300, 4)) < 0.35
+    Y[~Y.any(1), 0] = True
+    Y[:, 0] &= ~Y[:, 3]
+    rows = np.arange(0, 60, 5)
+    positives, negatives = draw_from_bank(Labels.of(Y), rows, [3, 1])
+    assert positives.shape == negatives.shape == (12, 9, 50)
+    for q, row in enumerate(rows):
+        assert all(share(Y[row], Y[p]) for p in positives[q].flat)
+        assert not any(share(Y[row], Y[n]) for n in negatives[q].flat)
+    assert not np.isin(positives, rows).any() and not np.isin(negatives, rows).any()
+
+
+@pytest.mark.xfail(strict=True, reason="draw_from_bank cannot draw where nothing is left outside the batch")
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [0] * 6 + [1] * 6 + [2],  # the only picture of class 2 is in the batch
+        [[1, 0]] * 6 + [[0, 1]] * 6 + [[0, 0]],  # a picture without a label has no positives
+        [[1, 0]] * 6 + [[0, 1]] * 6 + [[1, 1]],  # and one with all labels no negatives
+    ],
+)
+def test_a_query_without_triplets_in_the_bank_teaches_nothing(rng, labels):
+    loss = bank_loss(labels, batch_size=3, lambda_bar=0.0)
+    loss.bank[:] = torch.tensor(rng.normal(size=(13, 4)))
+    rows = np.array([0, 6, 12])
+    value, gradient, _ = value_and_gradient(loss, rng.normal(size=(3, 4)), Labels.of(labels)[rows], rows)
+    assert math.isfinite(value)
+    assert np.abs(gradient[:2]).min() > 0 and np.array_equal(gradient[2], np.zeros(4))
+
+
+@pytest.mark.xfail(strict=True, reason="with all pictures in one batch nothing is left to draw: the loss is NaN")
+def test_published_needs_pictures_outside_the_batch(rng):
+    labels = [0, 0, 1, 1]
+    with pytest.raises(UsageError, match="batch"):
+        DTSH(4, triplets="published").fit(rng.normal(size=(4, 3)), labels)
