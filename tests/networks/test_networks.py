@@ -80,6 +80,8 @@ def test_efficientnet_lite(name):
     assert len(network) == 1 + len(table) + 1
     assert sum(p.numel() for p in network.parameters()) == count(table) == published
     assert NETWORKS[name].frozen < len(network)
+    norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert {(m.eps, m.momentum) for m in norms} == {(1e-3, 0.01)}  # TensorFlow's
     x = torch.randn(2, 3, 64, 64)
     sizes = []
     with torch.inference_mode():

@@ -29,13 +29,13 @@ class NetworkInfo:
 
 NETWORKS: dict[str, NetworkInfo] = {
     "efficientnet-lite0": NetworkInfo(
-        "efficientnet_lite", 128, 0.498, 0.502, 1280, True, 13, True, "ImageNet, 3.4 M parameters; the default"
+        "efficientnet_lite", 144, 0.498, 0.502, 1280, True, 13, True, "ImageNet, 3.4 M parameters; the default"
     ),
     "efficientnet-lite1": NetworkInfo(
-        "efficientnet_lite", 128, 0.498, 0.502, 1280, True, 17, True, "ImageNet, 4.1 M parameters"
+        "efficientnet_lite", 144, 0.498, 0.502, 1280, True, 17, True, "ImageNet, 4.1 M parameters"
     ),
     "efficientnet-lite2": NetworkInfo(
-        "efficientnet_lite", 128, 0.498, 0.502, 1280, True, 17, True, "ImageNet, 4.8 M parameters"
+        "efficientnet_lite", 144, 0.498, 0.502, 1280, True, 17, True, "ImageNet, 4.8 M parameters"
     ),
     "small-cnn": NetworkInfo(
         "small_cnn", 16, 0.5, 0.5, 128, False, 0, False, "for tiny grey pictures, trained from scratch"

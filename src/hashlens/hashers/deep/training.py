@@ -35,7 +35,7 @@ class Training:
     """How to train; the defaults are ours, made for a pretrained network on a CPU."""
 
     epochs: int | None = None  # None: as many as it takes to see PICTURES pictures
-    batch_size: int = 128
+    batch_size: int = 64
     last_batch: str = "spread"  # or "keep": a short batch at the end of each epoch, as the authors have it
     optimizer: str = "adamw"  # or "sgd"
     lr: float = 1e-3  # of the pretrained blocks
@@ -49,7 +49,7 @@ class Training:
     precision: str = "auto"  # bfloat16 where the hardware has it
     device: str = "auto"
 
-    PICTURES = 40_000
+    PICTURES = 30_000
 
     def __post_init__(self) -> None:
         choices = {
