@@ -213,7 +213,7 @@ def test_ctrl_c_saves_and_resume_ends_the_same(hashlens, tmp_path, monkeypatch):
     assert "Traceback" not in err
     assert not (run / "result.json").exists()
 
-    code, out, err = hashlens("train", "--resume", run, "--json")
+    code, _, err = hashlens("train", "--resume", run, "--json")
     assert code == 0, err
     whole, stopped = (tmp_path / name / "model" / "model.safetensors" for name in ("whole", "stopped"))
     assert whole.read_bytes() == stopped.read_bytes()

@@ -107,7 +107,6 @@ def test_the_name_changes_with_everything(pixels, folder):
             assert len(files_in(folder)) == number
 
 
-@pytest.mark.xfail(strict=True, reason="Normalise has no state and no repr of its numbers, so they are not in the key")
 def test_the_name_changes_with_the_normalisation(pixels, folder):
     blocks = make_blocks()
     extract(blocks, ArrayImages(pixels), 8)

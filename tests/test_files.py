@@ -117,7 +117,6 @@ def test_a_file_in_the_path(tmp_path):
     assert names(tmp_path) == ["file"]
 
 
-@pytest.mark.xfail(strict=True, reason="EISDIR is not among the reasons", raises=IsADirectoryError)
 def test_a_folder_in_the_way(tmp_path):
     (tmp_path / "a.txt").mkdir()
     with pytest.raises(StorageError, match="in the way"):

@@ -70,6 +70,7 @@ def storage_errors(path: Path) -> Iterator[None]:
             errno.EPERM: "permission denied; choose another place with --out",
             errno.EROFS: "the disk is read-only; choose another place with --out",
             errno.ENOTDIR: "part of that path is a file, not a folder; choose another place with --out",
+            errno.EISDIR: "a folder of that name is in the way; choose another place with --out",
             errno.EEXIST: "a file of that name is in the way; choose another place with --out",
         }
         if error.errno not in reasons:

@@ -166,9 +166,9 @@ def test_defaults_are_the_papers():
         assert loss.lambda_bar == pytest.approx(1 / 225, rel=1e-12)
     assert DTSH(12, alpha=3.0)._loss(labels).alpha == 3 and DTSH(12, alpha=0)._loss(labels).alpha == 0
     assert DTSH(12, lambda_=0)._loss(labels).lambda_bar == 0
-    published = DTSH(12, triplets="published", random_state=7)._loss(labels)
+    published = DTSH(12, triplets="published", random_state=7)._loss(Labels.of([0, 1] * 100))
     assert (published.alpha, published.lambda_bar, published.random_state) == (6, 100 / 22500, 7)
-    assert published.bank.shape == (4, 12)
+    assert published.bank.shape == (200, 12)
     with pytest.raises(UsageError, match="in-batch or published, not 'all'"):
         DTSH(12, triplets="all")._loss(labels)
 
@@ -343,7 +343,6 @@ def test_draws_of_label_sets(rng):
     assert not np.isin(positives, rows).any() and not np.isin(negatives, rows).any()
 
 
-@pytest.mark.xfail(strict=True, reason="draw_from_bank cannot draw where nothing is left outside the batch")
 @pytest.mark.parametrize(
     "labels",
     [
@@ -358,10 +357,10 @@ def test_a_query_without_triplets_in_the_bank_teaches_nothing(rng, labels):
     rows = np.array([0, 6, 12])
     value, gradient, _ = value_and_gradient(loss, rng.normal(size=(3, 4)), Labels.of(labels)[rows], rows)
     assert math.isfinite(value)
-    assert np.abs(gradient[:2]).min() > 0 and np.array_equal(gradient[2], np.zeros(4))
+    assert np.abs(gradient[:2]).min() > 1e-3
+    assert np.abs(gradient[2]).max() < 1e-15  # what is left of x - x, summed in two orders
 
 
-@pytest.mark.xfail(strict=True, reason="with all pictures in one batch nothing is left to draw: the loss is NaN")
 def test_published_needs_pictures_outside_the_batch(rng):
     labels = [0, 0, 1, 1]
     with pytest.raises(UsageError, match="batch"):

@@ -155,7 +155,6 @@ def test_many_classes_are_dealt_in_fours():
     assert any(count % 4 for batch in counts for count in batch)
 
 
-@pytest.mark.xfail(strict=True, reason="what is left of a class after its fours, and fours cut in two, sit alone")
 @pytest.mark.parametrize("size", [2, 3, 5, 6, 7, 9])
 def test_every_row_has_company_where_possible(size):
     y = np.random.default_rng(1).permutation(np.arange(50 * size) % 50)

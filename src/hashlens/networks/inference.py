@@ -30,6 +30,9 @@ class Normalise(nn.Module):
         self.scale = 1 / (255 * std)
         self.shift = -mean / std
 
+    def extra_repr(self) -> str:  # part of what cached features depend on
+        return f"{self.scale}, {self.shift}"
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.permute(0, 3, 1, 2).float().mul(self.scale).add(self.shift)
 
@@ -91,7 +94,7 @@ def forward_function(
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, name: str) -> bool:
-        return isinstance(m, nn.Conv2d | Normalise) or super().is_leaf_module(m, name)
+        return isinstance(m, nn.Conv2d | nn.AdaptiveAvgPool2d | Normalise) or super().is_leaf_module(m, name)
 
 
 def fold(module: nn.Module) -> fx.GraphModule:

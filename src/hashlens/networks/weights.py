@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hashlens.errors import DownloadError
+from hashlens.errors import DataError, DownloadError
 from hashlens.files import cache_dir, replacing, sha256
 
 if TYPE_CHECKING:
@@ -46,11 +46,15 @@ VERSION = "0.1.0"
 def pretrained_weights(name: str) -> dict[str, torch.Tensor]:
     """State dict of a backbone's blocks."""
     import safetensors.torch
+    from safetensors import SafetensorError
 
     kept = cache_dir() / "weights" / f"{name}.safetensors"
     if not kept.exists():
         _convert(name, kept)
-    return safetensors.torch.load_file(kept)
+    try:
+        return safetensors.torch.load_file(kept)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"the weights in {kept} are damaged ({error}); delete that file and try again") from error
 
 
 def _convert(name: str, kept: Path) -> None:

@@ -111,7 +111,7 @@ class DeepHasher(Hasher):
         with torch.random.fork_rng():
             torch.manual_seed(self.random_state)
             self._assemble(pretrained)
-        if not 0 <= self.frozen_blocks_ <= len(self.network_) - 1:
+        if not 0 <= self.frozen_blocks_ <= max(0, len(self.network_) - 2):
             raise UsageError(
                 f"{self.backbone_} has {len(self.network_) - 2} blocks; {self.frozen_blocks_} of them cannot be frozen"
             )
@@ -214,6 +214,10 @@ def _require_triplets(labels: Labels) -> None:
     counts = labels.counts()
     if (counts > 0).sum() < 2:
         raise DataError("all pictures are of one class; learning needs at least two classes to tell apart")
+    if counts.max() == len(labels):
+        raise DataError(
+            f"all pictures share the label '{labels.names[int(counts.argmax())]}'; learning needs pictures that differ"
+        )
     if counts.max() < 2:
         raise DataError("no class has two pictures; learning needs pairs of pictures that belong together")
 

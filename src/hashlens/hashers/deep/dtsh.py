@@ -72,6 +72,11 @@ class DTSH(DeepHasher):
         if self.triplets == "in-batch":
             return TripletLikelihood(alpha, quantisation)
         if self.triplets == "published":
+            if len(labels) < 2 * self.training.batch_size:
+                raise UsageError(
+                    f"published triplets are drawn outside the batch: {len(labels)} pictures are too few for a"
+                    f" batch size of {self.training.batch_size}; choose at most {len(labels) // 2}"
+                )
             return BankTripletLikelihood(
                 alpha, quantisation, labels, self.n_bits, self.training.batch_size, self.random_state
             )

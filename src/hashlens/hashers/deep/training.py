@@ -68,6 +68,10 @@ class Training:
         for name in ("lr", "head_lr"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UsageError(f"{name} must be a positive number, not {getattr(self, name)}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise UsageError(f"weight_decay must not be negative, not {self.weight_decay}")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise UsageError(f"device must be auto, cpu or cuda, not '{self.device}'")
 
     def n_epochs(self, n: int) -> int:
         """Few pictures are seen more often than many, within reason."""
@@ -211,8 +215,11 @@ def _batches(labels: Labels, training: Training, rng: np.random.Generator) -> li
     if not labels.multi and size < 4 * labels.n_classes:
         by_class = order[np.argsort(labels.values[order], kind="stable")]
         starts = np.flatnonzero(np.diff(labels.values[by_class])) + 1
-        fours = [group[i : i + 4] for group in np.split(by_class, starts) for i in range(0, len(group), 4)]
-        order = np.concatenate([fours[i] for i in rng.permutation(len(fours))])
+        classes = np.split(by_class, starts)
+        fours = [part for group in classes for part in np.array_split(group, max(1, len(group) // 4))]
+        fours = [fours[i] for i in rng.permutation(len(fours))]
+        batch = np.cumsum([0, *map(len, fours)])[:-1] * max(1, n // size) // n  # of each four; none is cut
+        return [np.concatenate([fours[i] for i in np.flatnonzero(batch == b)]) for b in np.unique(batch)]
     if training.last_batch == "keep":
         return [order[i : i + size] for i in range(0, n, size)]
     return np.array_split(order, max(1, n // size))

@@ -1,0 +1,57 @@
+"""What README says is true: its tables are current, its commands exist, its Python runs."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import tables
+from hashlens import __version__
+from hashlens.cli import app
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_tables_are_current():
+    assert tables.filled(README) == README, "run: make results"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda p: p.stem)
+def test_results_tell_how_they_were_made(path):
+    result = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("command", "config", "versions", "machine", "seconds", "metrics", "protocol"):
+        assert result[key], key
+    assert len(result["protocol"]["split_hash"]) == 64
+    assert result["map"] == result["metrics"]["map"]
+
+
+def test_every_command_in_readme_exists():
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands}
+    named = set(re.findall(r"(?:^|`)hashlens ([a-z]+)", README, re.MULTILINE)) - {"implements"}
+    assert len(named) >= 4
+    assert named <= commands, named - commands
+
+
+def test_files_that_readme_links_to_exist():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_python_example_runs(tmp_path, monkeypatch):
+    """The README's Python block, on features instead of pictures so that nothing is downloaded."""
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 60)
+    images = rng.standard_normal((60, 8)) + 3 * np.eye(8)[labels]
+    names = {"images": images, "labels": labels}
+    exec(block, names)
+    assert names["codes"].n_bits == 48
+    assert (tmp_path / "my-hasher" / "model.safetensors").exists()
+
+
+def test_one_version():
+    assert f"version: {__version__}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
