@@ -43,7 +43,8 @@ class SameConv(nn.Conv2d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
-        if kernel == stride == 1 and x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last):
+        dense = kernel == stride == self.groups == 1
+        if dense and x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last):
             # a matrix product over all pixels, whose backward pass is quicker than that of a convolution
             return F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
         if self.groups > 1 and self.bias is None and suits(x, kernel, stride):
