@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command line does
 
 import numpy as np
 import torch

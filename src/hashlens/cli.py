@@ -38,8 +38,9 @@ FROM_FILE = Annotated[
 
 def main() -> None:
     """Run a command; a mistake of the user's is one sentence on stderr and a non-zero exit code, never a traceback."""
-    # threads that wait for work sleep instead of spinning, which would slow the other cores' work down
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # torch's threads spin for some microseconds when they wait, then sleep: sleeping at once costs a fifth of the
+    # training speed, spinning for long takes the cores from whatever else runs
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     try:
         app()
     except HashlensError as error:

@@ -194,7 +194,5 @@ def _onnx_function(model: Any) -> Forward:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = n_threads()
     options.log_severity_level = 3
-    # idle threads sleep: spinning would take the cores from whoever decodes the next pictures
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
     return lambda batch: session.run(None, {"input": batch})[0]
