@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hashlens.data import SOURCES, open_source
 from hashlens.errors import DataError
-from hashlens.files import write_text
+from hashlens.files import write_csv
 from hashlens.progress import Progress
 
 if TYPE_CHECKING:
@@ -37,14 +34,6 @@ def encode_source(hasher: Hasher, source: str, out: Path, progress: Progress) ->
         images = FileImages(root, readable)
     codes = hasher.encode(images, progress=progress)
     codes.save(out / "codes.safetensors")
-    write_text(out / "items.csv", _csv(["path"], [(name,) for name in images.names]))
-    write_text(out / "skipped.csv", _csv(["path", "reason"], skipped))
+    write_csv(out / "items.csv", ["path"], [(name,) for name in images.names])
+    write_csv(out / "skipped.csv", ["path", "reason"], skipped)
     return {"n": len(codes), "n_bits": codes.n_bits, "n_skipped": len(skipped), "out": str(out)}
-
-
-def _csv(header: list[str], rows: Sequence[tuple[str, ...]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import hashlib
+import io
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,14 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -13,10 +13,7 @@ RUN/
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import os
 import platform
 import time
 import tomllib
@@ -29,7 +26,7 @@ import numpy as np
 
 import hashlens
 from hashlens.errors import DataError, UsageError
-from hashlens.files import require_room, storage_errors, write_json, write_text
+from hashlens.files import require_room, storage_errors, write_csv, write_json
 from hashlens.progress import Progress, duration
 
 if TYPE_CHECKING:
@@ -60,7 +57,7 @@ def run(
     require_room(out, 200_000_000, "a run")
     write_json(out / "config.json", config)
     protocol.save(out / "split.json")
-    write_text(out / "skipped.csv", _skipped_csv(source.skipped))
+    write_csv(out / "skipped.csv", ["path", "reason"], source.skipped)
 
     seconds: dict[str, float] = {}
     hasher.fit(source.images[protocol.train], source.labels[protocol.train], run=out, progress=progress, stop=stop)
@@ -233,11 +230,3 @@ def _draw(
         metrics=history,
         commands=commands,
     )
-
-
-def _skipped_csv(skipped: list[tuple[str, str]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator=os.linesep)
-    writer.writerow(["path", "reason"])
-    writer.writerows(skipped)
-    return text.getvalue()
