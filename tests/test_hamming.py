@@ -51,25 +51,3 @@ def test_threads_change_nothing(monkeypatch):
     monkeypatch.setenv("HASHLENS_THREADS", "3")
     np.testing.assert_array_equal(hamming.distances(a, b), alone)
     np.testing.assert_array_equal(alone[-1:], hamming.distances(a[-1], b))
-
-
-def test_n_threads(monkeypatch):
-    monkeypatch.delenv("HASHLENS_THREADS", raising=False)
-    assert hamming.n_threads() >= 1
-    monkeypatch.setenv("HASHLENS_THREADS", "5")
-    assert hamming.n_threads() == 5
-    for wrong in ("0", "-1", "many", ""):
-        monkeypatch.setenv("HASHLENS_THREADS", wrong)
-        with pytest.raises(UsageError, match="HASHLENS_THREADS"):
-            hamming.n_threads()
-
-
-def test_an_error_in_a_thread_is_raised(monkeypatch):
-    monkeypatch.setenv("HASHLENS_THREADS", "2")
-
-    def work(rows):
-        if rows.start:
-            raise ValueError("from a thread")
-
-    with pytest.raises(ValueError, match="from a thread"):
-        hamming.for_blocks(2 * hamming.BLOCK, work)

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hashlens.files import cache_dir, replacing, require_room
 from hashlens.progress import Progress
+from hashlens.threads import blocks as cut
+from hashlens.threads import work_ahead
 
 if TYPE_CHECKING:
     from torch import nn
 
     from hashlens.data.images import Images
 
-BATCH = 64  # larger batches fall out of the CPU's caches
+BATCH = {"cpu": 16, "cuda": 256}  # larger batches fall out of the CPU's caches
 
 
 def extract(
@@ -66,26 +67,20 @@ def forward_all(
     device: str = "cpu",
     precision: str = "float32",
 ) -> Iterator[tuple[slice, np.ndarray]]:
-    """Run all pictures through `module` in batches; the next batch is read while this one is computed."""
+    """Run all pictures through `module` in batches; each core reads and computes batches of its own.
+
+    Cores that share one batch would wait for each other at every layer.
+    """
     from hashlens.networks.inference import forward_function, prepare_cpu
 
     prepare_cpu()
     forward = forward_function(module, np.zeros((1, size, size, 3), np.uint8), device, precision)
-    for rows, pictures in read_ahead(images, size):
-        yield rows, forward(np.ascontiguousarray(pictures[:, :, ::-1]) if flip else pictures)
 
+    def outputs(rows: slice) -> tuple[slice, np.ndarray]:
+        pictures = images.read(np.arange(rows.start, rows.stop), size)
+        return rows, forward(np.ascontiguousarray(pictures[:, :, ::-1]) if flip else pictures)
 
-def read_ahead(images: Images, size: int, batch: int = BATCH) -> Iterator[tuple[slice, np.ndarray]]:
-    starts = range(0, len(images), batch)
-    with ThreadPoolExecutor(1, "reader") as reader:
-        slices = [slice(start, min(start + batch, len(images))) for start in starts]
-        pending = [reader.submit(images.read, np.arange(s.start, s.stop), size) for s in slices[:2]]
-        for i, rows in enumerate(slices):
-            pictures = pending.pop(0).result()
-            if i + 2 < len(slices):
-                ahead = slices[i + 2]
-                pending.append(reader.submit(images.read, np.arange(ahead.start, ahead.stop), size))
-            yield rows, pictures
+    yield from work_ahead(outputs, cut(len(images), BATCH[device]))
 
 
 def _key(blocks: nn.Module, images: Images, settings: str) -> str:

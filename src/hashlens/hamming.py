@@ -1,36 +1,20 @@
-"""Codes in, Hamming distances and per-distance counts out: the compiled loops, and their threads.
+"""Codes in, Hamming distances and per-distance counts out: the compiled loops.
 
 Codes are laid out word by word, (n_words, n), so that the innermost loop runs along the database and the
-compiler turns it into vector instructions whatever the code length. Threads are Python's, over blocks of
-queries (the loops release the GIL): a second OpenMP beside torch's would make both slow.
+compiler turns it into vector instructions whatever the code length. Threads take blocks of queries.
 """
 
 from __future__ import annotations
-
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 from numba import njit
 
 from hashlens.codes import Codes
 from hashlens.errors import MismatchError, UsageError
+from hashlens.threads import blocks, in_threads
 
 BLOCK = 64  # queries a thread takes at once
 MAX_BITS = 2**15 - 1  # twice a distance, plus one, must fit in uint16
-
-
-def n_threads() -> int:
-    """HASHLENS_THREADS if set, else the number of cores this process may use."""
-    wanted = os.environ.get("HASHLENS_THREADS")
-    if wanted is None:
-        # a container often allows fewer cores than the machine has
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not wanted.isdecimal() or int(wanted) < 1:
-        raise UsageError(f"HASHLENS_THREADS is {wanted!r}; set it to a whole number, 1 or more, or unset it")
-    return int(wanted)
 
 
 def distances(a: Codes, b: Codes) -> np.ndarray:
@@ -38,7 +22,7 @@ def distances(a: Codes, b: Codes) -> np.ndarray:
     require_same_bits(a, b)
     result = np.empty((len(a), len(b)), np.uint16)
     query, database = a.words(), by_word(b)
-    for_blocks(len(a), lambda rows: _distances(query[rows], database, result[rows]))
+    in_threads(lambda rows: _distances(query[rows], database, result[rows]), blocks(len(a), BLOCK))
     return result
 
 
@@ -52,17 +36,6 @@ def require_same_bits(a: Codes, b: Codes) -> None:
 def by_word(codes: Codes) -> np.ndarray:
     """(n_words, n) uint64: the layout the loops read."""
     return np.ascontiguousarray(codes.words().T)
-
-
-def for_blocks(n_rows: int, work: Callable[[slice], Any]) -> None:
-    """Call `work` on blocks of rows until all `n_rows` are done, in threads."""
-    blocks = [slice(start, min(start + BLOCK, n_rows)) for start in range(0, n_rows, BLOCK)]
-    if len(blocks) < 2 or n_threads() == 1:
-        for rows in blocks:
-            work(rows)
-        return
-    with ThreadPoolExecutor(min(n_threads(), len(blocks))) as pool:
-        list(pool.map(work, blocks))  # list, so that an exception in a thread is raised here
 
 
 def count_by_distance(
@@ -99,7 +72,7 @@ def count_by_distance(
             slot, topk, items[rows], hits[rows], found[rows], precision_sum[rows],
         )  # fmt: skip
 
-    for_blocks(len(query), work)
+    in_threads(work, blocks(len(query), BLOCK))
     return items, hits, found.cumsum(axis=1)[:, :-1], precision_sum
 
 
@@ -161,8 +134,11 @@ def _count(
     n_levels = items.shape[1]
     key = np.empty(n, np.uint16)  # 2 * distance + relevant
     histogram = np.empty(2 * n_levels, np.int64)
-    position = np.empty(n_levels, np.int64)  # where the next item at this distance stands, from 0
-    rank = np.empty(n_levels, np.int64)  # relevant items that stand before the next one at this distance
+    # two counts in one word, so that an item costs one load and one store: items (low half) and relevant items (high
+    # half) that stand before the next item at this distance
+    before = np.empty(n_levels, np.uint64)
+    relevant = np.empty(n + 1, np.uint64)  # the same two counts, with itself, for each relevant item
+    one, half, low = np.uint64(1), np.uint64(32), np.uint64(0xFFFFFFFF)
     for i in range(len(query)):
         _distances_to(query[i], database, key)
         _append_relevance(query_labels[i], database_labels, label_sets, key)
@@ -170,24 +146,26 @@ def _count(
         histogram[:] = 0
         for j in range(n):
             histogram[key[j]] += 1
-        before = hits_before = 0
-        for d in range(n_levels):
-            items[i, d] = histogram[2 * d] + histogram[2 * d + 1]
-            hits[i, d] = histogram[2 * d + 1]
-            position[d] = before
-            rank[d] = hits_before
-            before += items[i, d]
-            hits_before += hits[i, d]
+        so_far = np.uint64(0)
+        for level in range(n_levels):
+            items[i, level] = histogram[2 * level] + histogram[2 * level + 1]
+            hits[i, level] = histogram[2 * level + 1]
+            before[level] = so_far
+            so_far += np.uint64(items[i, level]) + (np.uint64(hits[i, level]) << half)
 
         # the stable order: each item takes the next place of its distance
-        total = 0.0
+        n_relevant = np.uint64(0)
         for j in range(n):
-            d = key[j] >> 1
-            place = position[d]
-            position[d] = place + 1
-            if key[j] & 1:
-                rank[d] += 1
-                found[i, slot[place]] += 1
-                if place < topk:
-                    total += rank[d] / (place + 1)
+            is_relevant = np.uint64(key[j]) & one
+            d = np.uint64(key[j]) >> one
+            counts = before[d] + one + (is_relevant << half)
+            before[d] = counts
+            relevant[n_relevant] = counts  # without a branch: an item that is not relevant is overwritten by the next
+            n_relevant += is_relevant
+        total = 0.0
+        for r in range(np.int64(n_relevant)):
+            place = np.int64(relevant[r] & low)  # from 1
+            found[i, slot[place - 1]] += 1
+            if place <= topk:
+                total += np.int64(relevant[r] >> half) / place
         precision_sum[i] = total

@@ -199,7 +199,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    from hashlens.hamming import n_threads
+    from hashlens.threads import n_threads
 
     return {"cpu": _cpu_name(), "threads": n_threads(), "system": f"{platform.system()} {platform.machine()}"}
 

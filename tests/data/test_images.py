@@ -2,7 +2,9 @@
 
 import io
 import struct
+import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -241,3 +243,11 @@ def test_arrays_that_are_no_pictures_are_refused(x):
 def test_names_must_fit(pixels):
     with pytest.raises(DataError, match=r"5 names .* 6 pictures"):
         ArrayImages(pixels, list("abcde"))
+
+
+def test_reading_in_several_threads_leaves_the_warning_filters_as_they_were(rng):
+    images = ArrayImages([rng.integers(0, 256, (9, 7, 3), dtype=np.uint8) for _ in range(8)])
+    before = list(warnings.filters)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: images.read([i % 8], 5), range(200)))
+    assert warnings.filters == before

@@ -10,7 +10,8 @@ import torch
 from hashlens.data.labels import Labels
 from hashlens.errors import UsageError
 from hashlens.hashers.deep import dtsh
-from hashlens.hashers.deep.dtsh import DTSH, BankTripletLikelihood, TripletLikelihood, triplet_nll
+from hashlens.hashers.deep.dtsh import DTSH, BankTripletLikelihood, TripletLikelihood
+from hashlens.hashers.deep.likelihood import triplet_nll
 from hashlens.hashers.deep.triplets import draw_from_bank
 
 BATCHES = {
@@ -127,6 +128,32 @@ def test_one_triplet_as_a_function_of_its_gap():
     assert all(a > b for a, b in pairwise(values))
     for gap in gaps:  # softplus(-T) + T = softplus(T)
         assert nll(gap) + gap == pytest.approx(nll(-gap), abs=1e-8)  # torch cuts its softplus off at 20
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1, 30, 1e3, 1e6])
+def test_outputs_of_any_size(rng, scale):
+    """Products of exponentials must neither overflow nor vanish; the reference is torch, a triplet at a time."""
+    labels = rng.integers(0, 4, 40)
+    same = torch.from_numpy(labels[:, None] == labels[None, :])
+    theta = torch.tensor(scale * rng.normal(size=(40, 40)), requires_grad=True)
+    value, active = triplet_nll(theta, same, 3.0)
+    (slope,) = torch.autograd.grad(value, theta)
+    triplets = triplets_of(labels)
+    q, p, n = np.array([(q, p, n) for q, pairs in triplets.items() for p, n in pairs]).T
+    weight = torch.tensor([1 / (len(triplets) * len(triplets[i])) for i in q], dtype=torch.float64)
+    gap = theta[q, p] - theta[q, n] - 3
+    expected = (torch.logaddexp(-gap, torch.zeros_like(gap)) * weight).sum()
+    assert value.item() == pytest.approx(expected.item(), rel=1e-9)
+    np.testing.assert_allclose(slope, torch.autograd.grad(expected, theta)[0], rtol=1e-9, atol=1e-15)
+    assert active == pytest.approx((gap < 0).double().mean().item())
+
+
+def test_outputs_that_are_not_numbers_are_not_hidden():
+    same = torch.tensor([[True, True, False], [True, True, False], [False, False, True]])
+    for wrong in (math.nan, math.inf):
+        theta = torch.zeros(3, 3)
+        theta[0, 2] = wrong
+        assert not math.isfinite(triplet_nll(theta, same, 1.0)[0].item())
 
 
 def test_a_unit_of_theta_is_a_bit(rng):

@@ -15,14 +15,16 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from hashlens.errors import DataError, UsageError
+from hashlens.threads import in_threads, n_threads, shares
 
 MAX_PIXELS = 89_478_485  # Pillow's own default: 256 MB of RGB
 
@@ -57,15 +59,12 @@ class Images(ABC):
         rows = self._indices(rows)
         batch = np.empty((len(rows), size, size, 3), np.uint8)
 
-        def fill(part: np.ndarray) -> None:
-            for i in part:
+        def fill(part: slice) -> None:
+            for i in range(part.start, part.stop):
                 batch[i] = crop(self.picture(int(rows[i]), at_least=size), size)
 
-        cores = usable_cores()
-        parts = np.array_split(np.arange(len(rows)), max(1, min(len(rows), 4 * cores)))
-        with _quiet_pillow(), ThreadPoolExecutor(cores) as pool:  # Pillow decodes and resizes without the GIL
-            for _ in pool.map(fill, parts):
-                pass
+        with _quiet_pillow():
+            in_threads(fill, shares(len(rows)))  # Pillow decodes and resizes without the GIL
         return batch
 
     def thumbnail(self, row: int, size: int = 96) -> Image.Image:
@@ -216,7 +215,7 @@ def check_readable(
     bad: list[tuple[str, str]] = []
     parts = [paths[start : start + 32] for start in range(0, len(paths), 32)]
     last_said = time.monotonic()
-    with _quiet_pillow(), ThreadPoolExecutor(usable_cores()) as pool:
+    with _quiet_pillow(), ThreadPoolExecutor(n_threads()) as pool:
         for part, found in zip(parts, pool.map(examine, parts), strict=True):
             for path, size_or_reason in zip(part, found, strict=True):
                 if isinstance(size_or_reason, str):
@@ -277,11 +276,6 @@ def crop(image: Image.Image, size: int) -> np.ndarray:
     return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box))
 
 
-def usable_cores() -> int:
-    """Cores this process may run on, which in a container are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _reason(path: Path, error: Exception) -> str:
     """Why a file could not be read, in a few words for a list of skipped pictures."""
     text = str(error)
@@ -300,12 +294,27 @@ def _reason(path: Path, error: Exception) -> str:
     return f"damaged ({' '.join(text.split()) or type(error).__name__})"
 
 
+_readers = 0  # threads inside _quiet_pillow
+_readers_lock = Lock()
+_filters = ExitStack()
+
+
 @contextmanager
 def _quiet_pillow() -> Iterator[None]:
     """Without Pillow's warnings (odd EXIF, palettes, sizes): what matters is an error with a reason here.
 
-    The filters belong to the process, so this is set around the thread pools, not inside their threads.
+    The filters belong to the process: the first thread that enters sets them, the last that leaves restores them.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    global _readers
+    with _readers_lock:
+        _readers += 1
+        if _readers == 1:
+            _filters.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+    try:
         yield
+    finally:
+        with _readers_lock:
+            _readers -= 1
+            if _readers == 0:
+                _filters.close()

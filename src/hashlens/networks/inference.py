@@ -11,13 +11,14 @@ import ctypes
 import operator
 import platform
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import torch
 from torch import fx, nn
 
-from hashlens.hamming import n_threads
+from hashlens.threads import n_threads
 
 Forward = Callable[[np.ndarray], np.ndarray]
 
@@ -76,7 +77,10 @@ def prepare_cpu() -> None:
 def forward_function(
     module: nn.Module, example: np.ndarray, device: str = "cpu", precision: str = "float32"
 ) -> Forward:
-    """`module` in evaluation mode as a function from arrays to float32 arrays; `example` has the shape of one batch."""
+    """`module` in evaluation mode as a function from arrays to float32 arrays; `example` has the shape of one batch.
+
+    It may be called from several threads at once: on a CPU each call keeps one core busy.
+    """
     folded = fold(module)
     if device == "cpu" and precision == "float32":
         try:
@@ -85,8 +89,14 @@ def forward_function(
             pass
     set_layout(folded.to(device), torch.channels_last)
 
+    one_at_a_time = Lock()  # torch itself uses all cores
+
     def forward(batch: np.ndarray) -> np.ndarray:
-        with torch.inference_mode(), torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
+        with (
+            one_at_a_time,
+            torch.inference_mode(),
+            torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"),
+        ):
             return folded(torch.from_numpy(batch).to(device)).float().cpu().numpy()
 
     return forward
@@ -192,7 +202,7 @@ def _onnx_function(model: Any) -> Forward:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = n_threads()
+    options.intra_op_num_threads = 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
     return lambda batch: session.run(None, {"input": batch})[0]

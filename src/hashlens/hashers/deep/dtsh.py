@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from hashlens.data.labels import Labels, relevant
 from hashlens.errors import UsageError
 from hashlens.hashers.deep.base import DeepHasher
+from hashlens.hashers.deep.likelihood import triplet_nll
 from hashlens.hashers.deep.training import Training
 from hashlens.hashers.deep.triplets import draw_from_bank
 
@@ -104,24 +105,6 @@ def quantisation_error(u: torch.Tensor) -> torch.Tensor:
     """Mean over pictures of ||u - sgn(u)||^2; sgn is constant to the derivative."""
     signs = torch.where(u > 0, 1.0, -1.0).to(u.dtype)
     return (u - signs).square().sum(1).mean()
-
-
-def triplet_nll(theta: torch.Tensor, same: torch.Tensor, alpha: float) -> tuple[torch.Tensor, float]:
-    """Mean over queries of the mean softplus(-T) over all their triplets, and the part of triplets with T < 0."""
-    itself = torch.eye(len(theta), dtype=torch.bool, device=theta.device)
-    positives = same & ~itself  # a picture is not its own positive
-    n_triplets = positives.sum(1) * (~same).sum(1)  # of each query
-    n_queries = (n_triplets > 0).sum()
-    if n_queries == 0:  # a batch of one class, or without a pair of it
-        return theta.sum() * 0, 0.0
-    query, positive = torch.nonzero(positives, as_tuple=True)
-    gap = theta[query, positive][:, None] - theta[query] - alpha  # (pairs, n)
-    negative = ~same[query]
-    weight = 1 / (n_triplets[query].clamp(min=1) * n_queries).to(theta.dtype)
-    nll = (F.softplus(-gap) * negative).sum(1) @ weight
-    with torch.no_grad():
-        active = ((gap < 0) & negative).sum() / n_triplets.sum()
-    return nll, active.item()
 
 
 class BankTripletLikelihood(nn.Module):

@@ -1,0 +1,120 @@
+"""Likelihood of all triplets of a batch: inner products and who is alike in, its negative logarithm and slope out.
+
+Of the n^3 triplets of a batch of n only n^2 exponentials are taken: exp(theta_n - theta_p) is a product. What remains
+for a triplet is a multiplication, a division and, for its logarithm, a place in a product of many.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch.nn import functional as F
+
+from hashlens.threads import in_threads, shares
+
+
+def triplet_nll(theta: torch.Tensor, same: torch.Tensor, alpha: float) -> tuple[torch.Tensor, float]:
+    """Mean over queries of the mean softplus(-T) over all their triplets, and the part of triplets with T < 0.
+
+    T = theta_qp - theta_qn - alpha; p is alike q and not q itself, n is not alike.
+    """
+    itself = torch.eye(len(theta), dtype=torch.bool, device=theta.device)
+    positives = same & ~itself
+    n_triplets = positives.sum(1) * (~same).sum(1)  # of each query
+    n_queries = (n_triplets > 0).sum()
+    if n_queries == 0:  # a batch of one class, or without a pair of it
+        return theta.sum() * 0, 0.0
+    weight = 1 / (n_triplets.clamp(min=1) * n_queries).double()  # of a triplet of each query
+    if theta.device.type == "cpu":
+        nll, n_active = _Compiled.apply(theta, positives, ~same, weight, alpha)
+        return nll, n_active.item() / int(n_triplets.sum())
+    query, positive = torch.nonzero(positives, as_tuple=True)
+    gap = theta[query, positive][:, None] - theta[query] - alpha  # (pairs, n)
+    negative = ~same[query]
+    nll = (F.softplus(-gap) * negative).sum(1) @ weight[query].to(theta)
+    return nll, (((gap < 0) & negative).sum() / n_triplets.sum()).item()
+
+
+class _Compiled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        theta: torch.Tensor,
+        positives: torch.Tensor,
+        negatives: torch.Tensor,
+        weight: torch.Tensor,
+        alpha: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        slope = np.zeros(theta.shape)
+        nll, n_active = np.zeros(len(theta)), np.zeros(len(theta), np.int64)
+        arrays = (theta.detach().numpy().astype(np.float64), positives.numpy(), negatives.numpy())
+        in_threads(
+            lambda rows: _likelihood(*arrays, alpha, rows.start, rows.stop, nll, slope, n_active), shares(len(nll))
+        )
+        ctx.save_for_backward(torch.from_numpy(slope * weight.numpy()[:, None]).to(theta.dtype))
+        active = torch.tensor(n_active.sum())
+        ctx.mark_non_differentiable(active)
+        return torch.tensor(nll @ weight.numpy(), dtype=theta.dtype), active
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        (slope,) = ctx.saved_tensors
+        return gradients[0] * slope, None, None, None, None
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
+def _likelihood(theta, positives, negatives, alpha, start, stop, nll, slope, n_active):  # type: ignore[no-untyped-def]
+    """For queries start..stop: sum over their triplets of softplus(-T), its slope in theta, and how many T < 0."""
+    largest = 700.0  # exp of more is infinite
+    for q in range(start, stop):
+        p, n = np.flatnonzero(positives[q]), np.flatnonzero(negatives[q])
+        if len(p) == 0 or len(n) == 0:
+            continue
+        near, far = theta[q][p], theta[q][n] + alpha
+        pulls = np.zeros(len(n))  # sum over positives of sigmoid(-T), for each negative
+        total = 0.0
+        middle = (near.min() + near.max() + far.min() + far.max()) / 4
+        reach = max(near.max() - middle, middle - near.min(), far.max() - middle, middle - far.min())
+        if reach < largest / 2:
+            left, right = np.exp(middle - near), np.exp(far - middle)
+            product = np.ones(
+                len(n)
+            )  # of 1 + exp(-T), for each negative; its logarithm is taken before it is too large
+            room = largest / math.log1p(left.max() * right.max())
+            taken = 0
+            for i in range(len(p)):
+                pull = 0.0
+                count = 0
+                for j in range(len(n)):
+                    odds = left[i] * right[j]
+                    above = 1 + odds
+                    share = odds / above
+                    product[j] *= above
+                    pulls[j] += share
+                    pull += share
+                    count += odds > 1
+                slope[q, p[i]] = -pull
+                n_active[q] += count
+                taken += 1
+                if taken + 1 > room or i == len(p) - 1:
+                    for j in range(len(n)):
+                        total += math.log(product[j])
+                        product[j] = 1.0
+                    taken = 0
+        else:  # outputs this large mean that training goes astray; then only the result matters
+            for i in range(len(p)):
+                for j in range(len(n)):
+                    x = far[j] - near[i]
+                    small = math.exp(-abs(x))
+                    share = (1.0 if x > 0 else small) / (1 + small)
+                    total += max(x, 0.0) + math.log1p(small)
+                    pulls[j] += share
+                    slope[q, p[i]] -= share
+                    n_active[q] += x > 0
+        nll[q] = total
+        for j in range(len(n)):
+            slope[q, n[j]] = pulls[j]
