@@ -178,15 +178,15 @@ def time_to_map(goal: float = 0.765) -> None:
         optimizer = torch.optim.AdamW(
             [{"params": network[:-1].parameters(), "lr": 1e-3}, {"params": network[-1].parameters(), "lr": 5e-3}]
         )
-        steps = epochs * (len(images) // 128)
+        steps = epochs * (len(images) // 64)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [1e-3, 5e-3], total_steps=steps)
         loss_of = TripletLikelihood(16, 1 / 225)
         rng = np.random.default_rng(0)
         network.train()
         for _ in range(epochs):
             order = rng.permutation(len(images))
-            for i in range(0, len(order) - 127, 128):
-                rows = order[i : i + 128]
+            for i in range(0, len(order) - 63, 64):
+                rows = order[i : i + 64]
                 x = torch.from_numpy(pixels[rows])
                 value, _ = loss_of(network(x.flip(2) if rng.random() < 0.5 else x), labels[rows], rows)
                 optimizer.zero_grad()

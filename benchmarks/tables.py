@@ -16,8 +16,10 @@ from hashlens.progress import duration
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = [ROOT / "README.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
+LENGTHS = (12, 24, 32, 48)
+VARIANTS = ("-resnet50", "-triplets")  # how the names of other runs than the usual ones end
 SETTINGS = {"cifar10-1": "CIFAR-10, setting 1", "cifar10-2": "CIFAR-10, setting 2"}
 
 
@@ -27,12 +29,13 @@ def load() -> dict[str, dict[str, Any]]:
 
 
 def dtsh() -> str:
-    """Every committed DTSH run beside the paper's number."""
+    """Every committed run of DTSH with the default network and labels on CIFAR-10, beside the paper's number."""
     rows = [
         "| protocol | bits | pixels | MAP | tie-aware | paper (CNN-F) | time, 2 cores | command |",
         "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
-    for result in sorted(load().values(), key=lambda r: (r["protocol"]["name"], r["image_size"], r["n_bits"])):
+    own = [r for name, r in load().items() if name.startswith("cifar10-") and not name.endswith(VARIANTS)]
+    for result in sorted(own, key=lambda r: (r["protocol"]["name"], r["image_size"], r["n_bits"])):
         paper = f"{result['paper']['map']:.3f}" if result["paper"] else "–"
         rows.append(
             f"| {SETTINGS[result['protocol']['name']]} | {result['n_bits']} | {result['image_size']} |"
@@ -42,7 +45,41 @@ def dtsh() -> str:
     return "\n".join(rows)
 
 
-TABLES = {"dtsh": dtsh}
+def mirflickr() -> str:
+    """MAP@5000 of every method on MIRFLICKR-25K, the paper's definition and tie-aware."""
+    results = {name: r for name, r in load().items() if name.startswith("mirflickr-")}
+    rows = ["| method | network | " + " | ".join(f"{n} bits" for n in LENGTHS) + " |", "|---|---|---:|---:|---:|---:|"]
+    kinds = sorted({(r["method"], r["config"]["params"].get("features", r["backbone"])) for r in results.values()})
+    for method, network in kinds:
+        cells = {
+            r["n_bits"]: f"{r['map']:.3f} ({r['metrics']['map_tie_aware']:.3f})"
+            for r in results.values()
+            if (r["method"], r["config"]["params"].get("features", r["backbone"])) == (method, network)
+        }
+        shown = " | ".join(cells.get(n, "–") for n in LENGTHS)
+        rows.append(f"| {method.upper()} | {network or 'efficientnet-lite0'} | {shown} |")
+    return "\n".join(rows)
+
+
+def variants() -> str:
+    """Setting 1 at 32 bits with another network, or with triplets instead of labels."""
+    names = ["cifar10-1-dtsh-32", *(f"cifar10-1-dtsh-32{variant}" for variant in VARIANTS)]
+    rows = [
+        "| network | pixels | learnt from | MAP | tie-aware | time, 2 cores | command |",
+        "|---|---:|---|---:|---:|---:|---|",
+    ]
+    results = load()
+    for result in (results[name] for name in names if name in results):
+        learnt_from = "triplets" if "triplets" in result["config"] else "labels"
+        time = duration(result["seconds"]["total"])
+        rows.append(
+            f"| {result['backbone']} | {result['image_size']} | {learnt_from} | {result['map']:.3f} |"
+            f" {result['metrics']['map_tie_aware']:.3f} | {time} | `{result['command']}` |"
+        )
+    return "\n".join(rows)
+
+
+TABLES = {"dtsh": dtsh, "mirflickr": mirflickr, "variants": variants}
 
 
 def filled(text: str) -> str:

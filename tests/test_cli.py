@@ -9,10 +9,11 @@ import time
 
 import numpy as np
 import pytest
+from made_cnn_f import made_layers, write_mat
 from PIL import Image
 
 from hashlens import cli
-from hashlens.data import make_protocol, open_source
+from hashlens.data import cifar10, make_protocol, open_source
 from hashlens.hashers.deep.training import Stopped
 
 
@@ -136,7 +137,7 @@ def test_a_printed_map_has_its_definition(hashlens, tmp_path):
         (["train", "digits", "--backbone", "resnet"], 2, ["resnet", "efficientnet-lite0"]),
         (["train", "digits", "--epochs", "0"], 2, ["epochs", "0"]),
         (["train", "digits", "--lr", "0"], 2, ["lr"]),
-        (["train", "digits", "--triplets", "some"], 2, ["triplets", "published"]),
+        (["train", "digits", "--sampling", "some"], 2, ["sampling", "published"]),
         (["train", "digits", "--protocol", "cifar10-3"], 2, ["cifar10-3", "cifar10-1"]),
         (["train", "digits", "--protocol", "cifar10-1"], 3, ["cifar10"]),
         (["train", "digits", "--frozen-blocks", "99"], 2, ["99"]),
@@ -246,3 +247,140 @@ def test_methods_and_doctor(hashlens):
     assert "dtsh" in hashlens("methods")[1]
     assert "torch" in hashlens("doctor")[1]
     assert hashlens("--version")[1].startswith("hashlens ")
+
+
+# Triplets, tables, presets, quirks, heads and methods on features.
+
+
+def write_triplets(path, names, rng, n=400):
+    """Triplets of pictures whose class is the first word of their name."""
+    kind = np.array([name.replace("-", "/").split("/")[0] for name in names])
+    q, p, m = rng.integers(0, len(names), (3, 30 * n))
+    good = np.flatnonzero((kind[q] == kind[p]) & (kind[q] != kind[m]) & (q != p))[:n]
+    path.write_text("".join(f"{names[q[i]]},{names[p[i]]},{names[m[i]]}\n" for i in good))
+    return path
+
+
+def test_triplets_of_labelled_pictures(hashlens, tmp_path, rng):
+    photos = make_folder(tmp_path / "photos")
+    triplets = write_triplets(tmp_path / "t.csv", open_source(photos).images.names, rng)
+    run = tmp_path / "run"
+    code, out, err = hashlens("train", photos, *SMALL, "--epochs", 8, "--triplets", triplets, "--out", run, "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    assert result["map"] > 0.5 and result["metrics"]["triplets_right"] > 0.7
+    assert "triplets name pictures that are not for training" in err  # the queries of the split
+    assert result["config"]["triplets"] == str(triplets)
+
+
+def test_triplets_of_a_folder_without_classes(hashlens, tmp_path, rng):
+    photos = make_folder(tmp_path / "photos")
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    for path in photos.glob("*/*.png"):
+        path.rename(loose / f"{path.parent.name}-{path.name}")
+    triplets = write_triplets(tmp_path / "t.csv", open_source(loose, labelled=False).images.names, rng)
+    run = tmp_path / "run"
+    code, out, err = hashlens("train", loose, *SMALL, "--epochs", 8, "--triplets", triplets, "--out", run, "--quiet")
+    assert code == 0, err
+    assert out.startswith("triplets ") and "MAP" not in out
+    result = json.loads((run / "result.json").read_text())
+    assert result["map"] is None and result["metrics"]["triplets_right"] > 0.7
+    with Image.open(run / "results.png") as picture:
+        assert picture.size[0] > 500
+    page = (run / "report.html").read_text()
+    assert "Held-out triplets right" in page and "same label as the query" not in page
+    refused(hashlens("train", loose, *SMALL, "--out", tmp_path / "r"), 3, "no class folders")
+
+
+def test_bad_triplets_are_one_sentence(hashlens, tmp_path):
+    photos = make_folder(tmp_path / "photos")
+    options = [*SMALL, "--out", tmp_path / "run", "--triplets", tmp_path / "t.csv"]
+    refused(hashlens("train", photos, *options), 3, "there is no triplet file")
+    (tmp_path / "t.csv").write_text("circle/00.png,circle/01.png,bird.png\n")
+    refused(hashlens("train", photos, *options), 3, "line 1", "bird.png")
+    refused(hashlens("train", photos, "--method", "itq", *options[8:]), 2, "itq does not learn from triplets")
+
+
+@pytest.mark.parametrize("head", ["layers", "divide-and-encode"])
+def test_heads(hashlens, tmp_path, head):
+    photos = make_folder(tmp_path / "photos")
+    code, out, err = hashlens("train", photos, *SMALL, "--head", head, "--out", tmp_path / "run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["config"]["params"]["head"] == head
+    code, _, err = hashlens("encode", photos, "--model", tmp_path / "run" / "model", "--out", tmp_path / "codes")
+    assert code == 0, err
+
+
+def test_a_table_with_a_split(hashlens, tmp_path):
+    photos = make_folder(tmp_path / "photos")
+    lines = ["photo,kind,part"]
+    for number, path in enumerate(sorted(photos.glob("*/*.png"))):
+        part = "query" if number % 6 == 0 else "train"
+        lines.append(f"photos/{path.parent.name}/{path.name},{path.parent.name}|shape{number % 2},{part}")
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(lines))
+    columns = ["--path-column", "photo", "--label-column", "kind", "--split-column", "part"]
+    code, out, err = hashlens("train", table, *columns, *SMALL, "--out", tmp_path / "run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["protocol"]["n_query"] == 6
+    refused(hashlens("train", table, *SMALL, "--out", tmp_path / "r"), 2, "--path-column", "photo, kind, part")
+
+    code, out, err = hashlens("data", "check", table, *columns, "--json")
+    assert code == 0, err
+    assert json.loads(out)["labels"]
+    code, out, err = hashlens("data", "check", photos)
+    assert code == 0 and "circle" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--preset", "fast"], ["no preset 'fast'"]),
+        (["--method", "itq", "--preset", "published"], ["no preset 'published' for itq"]),
+        (["--method", "itq", "--alpha", "3"], ["itq has no option --alpha"]),
+        (["--method", "lsh", "--epochs", "3"], ["lsh has no option --epochs"]),
+        (["--quirk", "transposed-test-batch"], ["for cifar10", "digits"]),
+        (["--head", "cubic"], ["no head 'cubic'", "divide-and-encode"]),
+        (["--backbone", "small-cnn", "--weights", "x.mat"], ["small-cnn takes no file of weights"]),
+        (["--label-column", "x"], ["digits"]),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(hashlens, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    refused(hashlens("train", "digits", *arguments), 2, *words)
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").glob("*/result.json"))
+
+
+def test_the_published_preset_on_a_made_file(hashlens, tmp_path):
+    """CNN-F in the authors' layout but narrow, CIFAR-10's size but few pictures, their rates and schedule."""
+    mat = tmp_path / "imagenet-vgg-f.mat"
+    write_mat(mat, made_layers())
+    photos = make_folder(tmp_path / "photos", n=20)
+    options = ["--preset", "published", "--weights", mat, "--bits", 8, "--epochs", 2, "--batch-size", 8]
+    options += ["--lr", 1e-4, "--head-lr", 1e-4]  # theirs, for so few pictures, would be far too large
+    code, out, err = hashlens("train", photos, *options, "--out", tmp_path / "run", "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    assert (result["backbone"], result["epochs"]) == ("cnn-f", 2)
+    model = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    params = model["params"]
+    assert (params["sampling"], params["frozen_blocks"]) == ("published", 0)
+    assert (params["lambda_"], params["alpha"]) == (100, None)
+    training = params["training"]
+    assert training["lr"] == training["head_lr"] == 1e-4
+    assert training["weight_decay"] == pytest.approx(5e-4 * result["protocol"]["n_train"] / 45_000)
+    assert (training["optimizer"], training["schedule"], training["step_epochs"]) == ("sgd", "step", 20)
+    assert training["flip"] is False and training["last_batch"] == "keep"
+    mat.unlink()  # the weights have travelled with the model
+    code, _, err = hashlens("encode", photos, "--model", tmp_path / "run" / "model", "--out", tmp_path / "codes")
+    assert code == 0, err
+
+
+def test_the_quirk_mirrors_the_test_batch_alone(monkeypatch, rng):
+    pixels = rng.integers(0, 256, (60, 4, 4, 3), dtype=np.uint8)
+    monkeypatch.setattr(cifar10, "_read_cache", lambda say: (pixels, np.arange(60) % 10))
+    plain, odd = (open_source("cifar10", quirk=quirk).images for quirk in (None, "transposed-test-batch"))
+    assert np.array_equal(odd.read(np.arange(50), 4), plain.read(np.arange(50), 4))
+    for row in range(50, 60):
+        assert np.array_equal(odd.read([row], 4)[0], plain.read([row], 4)[0].swapaxes(0, 1))

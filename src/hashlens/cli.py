@@ -28,9 +28,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+data_app = typer.Typer(help="Look at data before training.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
 JSON = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
 SEED = Annotated[int, typer.Option(min=0, help="Of the split, the initial weights and the order of pictures.")]
+TABLES: dict[str, Any] = {"rich_help_panel": "Tables and Hugging Face datasets"}
+COLUMN = Annotated[str | None, typer.Option(help="Its name, where it is not the usual one.", **TABLES)]
 FROM_FILE = Annotated[
     Path | None, typer.Option(help="An archive of CIFAR-10 that you have: cifar-10-python.tar.gz or -binary.")
 ]
@@ -97,16 +102,21 @@ def demo(
 @app.command()
 def train(
     source: Annotated[
-        str | None, typer.Argument(help="cifar10, digits, or a folder with one folder of pictures a class.")
+        str | None, typer.Argument(help="cifar10, digits, a table (.csv) of paths and labels, or a folder.")
     ] = None,
     method: Annotated[str, typer.Option(help="See: hashlens methods")] = "dtsh",
     bits: Annotated[int, typer.Option(help="Length of the codes.")] = 48,
     seed: SEED = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.  [default: runs/SOURCE-METHOD-BITS]")] = None,
     protocol: Annotated[
-        str | None, typer.Option(help="cifar10-1, cifar10-2 (the paper's settings) or split (any source).")
+        str | None,
+        typer.Option(help="cifar10-1, cifar10-2, nuswide-1 or nuswide-2 (the paper's), mirflickr, or split."),
     ] = None,
-    backbone: Annotated[str, typer.Option(help="auto, efficientnet-lite0/1/2 or small-cnn.")] = "auto",
+    backbone: Annotated[
+        str | None, typer.Option(help="efficientnet-lite0/1/2, resnet50, alexnet, cnn-f, small-cnn or hf:NAME.")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weights of the backbone: imagenet-vgg-f.mat for cnn-f.")] = None,
+    features: Annotated[str | None, typer.Option(help="For methods on features: the backbone that makes them.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Pixels a side; more is slower and better.")] = None,
     frozen_blocks: Annotated[int | None, typer.Option(help="Leading blocks that are not trained.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training pictures.")] = None,
@@ -114,16 +124,30 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Learning rate of the pretrained blocks.")] = None,
     head_lr: Annotated[float | None, typer.Option(help="Learning rate of the hash layer.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Margin in bits.  [default: half the bits]")] = None,
-    lambda_: Annotated[float, typer.Option("--lambda", help="Weight of the quantisation term.")] = 100.0,
-    triplets: Annotated[str, typer.Option(help="in-batch, or published: the authors' memory bank.")] = "in-batch",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    lambda_: Annotated[float | None, typer.Option("--lambda", help="Weight of the quantisation term.")] = None,
+    sampling: Annotated[
+        str | None,
+        typer.Option(help="Triplets from labels: in-batch, or published: the authors' memory bank."),
+    ] = None,
+    head: Annotated[str | None, typer.Option(help="linear, layers or divide-and-encode.")] = None,
+    triplets: Annotated[
+        Path | None, typer.Option(help="Learn from this file instead of labels: query, positive, negative a line.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="published: the authors' released configuration.")] = None,
+    quirk: Annotated[
+        str | None, typer.Option(help="transposed-test-batch: CIFAR-10 with the slip of the authors' code.")
+    ] = None,
+    path_column: COLUMN = None,
+    label_column: COLUMN = None,
+    split_column: COLUMN = None,
+    separator: Annotated[str | None, typer.Option(help="Between the labels of a picture.", **TABLES)] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     from_file: FROM_FILE = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
     """Learn a hasher from labelled pictures, encode them and print MAP."""
-    from hashlens.data import open_source
     from hashlens.runs import load_config
 
     progress = Progress(quiet)
@@ -131,7 +155,6 @@ def train(
         if source is not None:
             raise UsageError("--resume takes everything from the run's folder; leave out the source and other options")
         config, out = load_config(resume), resume
-        source = config["source"]
     else:
         if source is None:
             raise UsageError("say what to train on: hashlens train cifar10, or hashlens train path/to/folder")
@@ -143,23 +166,31 @@ def train(
             "device": device,
         }
         params = {
-            "n_bits": bits,
             "alpha": alpha,
             "lambda_": lambda_,
-            "triplets": triplets,
+            "sampling": sampling,
+            "head": head,
             "backbone": backbone,
+            "weights": None if weights is None else str(weights),
+            "features": features,
             "image_size": image_size,
             "frozen_blocks": frozen_blocks,
-            "random_state": seed,
-            "training": {name: value for name, value in training.items() if value is not None},
+            "training": _given(training) or None,
         }
-        config = _config(source, protocol, seed, method, params)
+        columns = {"path": path_column, "labels": label_column, "split": split_column, "separator": separator}
+        asked = {
+            "triplets": None if triplets is None else str(triplets),
+            "preset": preset,
+            "quirk": quirk,
+            "columns": _given(columns) or None,
+        }
+        params = {"n_bits": bits, "random_state": seed} | _given(params)
+        config = _config(source, protocol, seed, method, params) | _given(asked)
         out = out or Path("runs") / f"{Path(source).resolve().name}-{method}-{bits}"
         if (out / "result.json").exists():
             raise UsageError(f"{out} holds a finished run; choose another --out or remove that folder")
     _make(config)  # wrong options are found before any work
-    data = open_source(source, from_file=from_file, progress=progress.say)
-    result = _run(data, config, out, progress)
+    result = _run(_open(config, from_file, progress), config, out, progress)
     _finish(result, out, as_json, f"hashlens encode path/to/pictures --model {out / 'model'} --out codes")
 
 
@@ -209,6 +240,34 @@ def evaluate(
     )
 
 
+@data_app.command()
+def check(
+    source: Annotated[str, typer.Argument(help="cifar10, digits, a table (.csv) of paths and labels, or a folder.")],
+    protocol: Annotated[str | None, typer.Option(help="The split to describe.  [default: that of train]")] = None,
+    seed: SEED = 0,
+    path_column: COLUMN = None,
+    label_column: COLUMN = None,
+    split_column: COLUMN = None,
+    separator: Annotated[str | None, typer.Option(help="Between the labels of a picture.", **TABLES)] = None,
+    from_file: FROM_FILE = None,
+    as_json: JSON = False,
+    quiet: QUIET = False,
+) -> None:
+    """Tell what training would see: sizes, balance, unreadable and duplicate pictures, and the split."""
+    from hashlens.data import Columns
+    from hashlens.data.check import check_source, describe_check
+
+    report = check_source(
+        source,
+        from_file=from_file,
+        columns=Columns(path_column, label_column, split_column, separator),
+        protocol=protocol,
+        seed=seed,
+        progress=Progress(quiet).say,
+    )
+    print(json.dumps(report) if as_json else describe_check(report))
+
+
 @app.command()
 def methods(as_json: JSON = False) -> None:
     """List the methods."""
@@ -242,16 +301,48 @@ def _config(source: str, protocol: str | None, seed: int, method: str, params: d
     return {"source": source, "protocol": protocol, "seed": seed, "method": method, "params": params}
 
 
-def _make(config: dict[str, Any]) -> Hasher:
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _open(config: dict[str, Any], from_file: Path | None, progress: Progress) -> Source:
+    from hashlens.data import open_source
+    from hashlens.runs import columns_of
+
+    return open_source(
+        config["source"],
+        from_file=from_file,
+        progress=progress.say,
+        columns=columns_of(config),
+        quirk=config.get("quirk"),
+        labelled="triplets" not in config,
+    )
+
+
+def _make(config: dict[str, Any], n_train: int = 5_000) -> Hasher:
+    """The hasher that is asked for; the rates of the authors' preset depend on the number of training pictures."""
+    from inspect import signature
+
     from hashlens.hashers import hasher_class
     from hashlens.hashers.deep.training import Training
 
-    if config["params"]["n_bits"] < 1:
-        raise UsageError(f"--bits must be a whole number from 1 up, not {config['params']['n_bits']}")
-    params = dict(config["params"])
+    params, method = dict(config["params"]), config["method"]
+    if params["n_bits"] < 1:
+        raise UsageError(f"--bits must be a whole number from 1 up, not {params['n_bits']}")
+    cls = hasher_class(method)
+    known = signature(cls).parameters
+    if unknown := [name for name in params if name not in known]:
+        option = next(iter(params["training"])) if unknown[0] == "training" else unknown[0].strip("_")
+        raise UsageError(f"{method} has no option --{option.replace('_', '-')}; leave it out")
+    if "triplets" in config and "triplets" not in signature(cls.fit).parameters:
+        raise UsageError(f"{method} does not learn from triplets; leave out --triplets, or choose --method dtsh")
+    if "preset" in config:
+        if config["preset"] != "published" or not hasattr(cls, "published"):
+            raise UsageError(f"there is no preset '{config['preset']}' for {method}; dtsh has published")
+        return cls.published(params.pop("n_bits"), n_train, **params)
     if "training" in params:
         params["training"] = Training(**params["training"])
-    return hasher_class(config["method"])(**params)
+    return cls(**params)
 
 
 def _run(
@@ -263,11 +354,9 @@ def _run(
     for warning in source.warnings:
         progress.say(f"note: {warning}")
     if source.skipped:
-        progress.say(
-            f"note: {len(source.skipped):,} pictures cannot be read and are left out; see {out / 'skipped.csv'}"
-        )
+        progress.say(f"note: {len(source.skipped):,} pictures are left out; see {out / 'skipped.csv'}")
     protocol = make_protocol(source, config["protocol"], config["seed"])
-    hasher = _make(config)
+    hasher = _make(config, len(protocol.train))
     progress.say(
         f"{config['method'].upper()}, {hasher.n_bits} bits, seed {config['seed']}:"
         f" {len(protocol.train):,} training pictures, {len(protocol.query):,} queries,"

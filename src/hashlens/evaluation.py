@@ -9,7 +9,7 @@ from hashlens.codes import Codes
 from hashlens.data import open_source
 from hashlens.data.protocols import Protocol
 from hashlens.errors import MismatchError
-from hashlens.runs import load_config, load_result
+from hashlens.runs import columns_of, load_config, load_result
 
 
 def evaluate_run(run: Path, topk: int | None = None) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def evaluate_run(run: Path, topk: int | None = None) -> dict[str, Any]:
     config = load_config(run)
     load_result(run)
     protocol = Protocol.load(run / "split.json")
-    labels = open_source(config["source"]).labels
+    labels = open_source(config["source"], columns=columns_of(config)).labels
     protocol.check(len(labels))
     query = Codes.load(run / "codes" / "query.safetensors")
     database = Codes.load(run / "codes" / "database.safetensors")

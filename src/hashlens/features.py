@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hashlens.errors import DataError
 from hashlens.files import cache_dir, replacing, require_room
 from hashlens.progress import Progress
 from hashlens.threads import blocks as cut
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from hashlens.data.images import Images
 
-BATCH = {"cpu": 16, "cuda": 256}  # larger batches fall out of the CPU's caches
+BATCH = {"cpu": 8, "cuda": 256}  # larger batches fall out of the CPU's caches
 
 
 def extract(
@@ -49,13 +50,28 @@ def extract(
                 shape = (len(images), *outputs.shape[1:])
                 require_room(path.parent, int(np.prod(shape)) * 2, "the features")
                 out = np.lib.format.open_memmap(temporary, "w+", np.float16, shape)
-            # float16 keeps 11 bits of a feature that a ReLU6 network holds within a few units
+            # float16 keeps 11 bits of a feature, which networks hold within a few units or tens
+            if np.abs(outputs).max(initial=0) > np.finfo(np.float16).max:
+                raise DataError("the outputs of the frozen blocks are too large to be kept; use --frozen-blocks 0")
             out[rows] = outputs
             advance(len(outputs))
         assert out is not None, "callers pass at least one picture"
         out.flush()
         del out
     return np.load(path, mmap_mode="r")
+
+
+def deep_features(images: Images, backbone: str, *, progress: Progress | None = None) -> np.ndarray:
+    """Fixed features (n, d) float32: what a pretrained backbone gives for each picture before any training."""
+    from hashlens.networks import build_blocks, network_info
+    from hashlens.networks.inference import choose_device, choose_precision
+
+    device = choose_device()
+    precision = choose_precision(device=device)
+    size = network_info(backbone).size
+    blocks = build_blocks(backbone).eval()
+    found = extract(blocks, images, size, device=device, precision=precision, progress=progress)
+    return np.asarray(found, np.float32)
 
 
 def forward_all(

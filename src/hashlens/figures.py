@@ -37,14 +37,17 @@ CURVES = {
 
 @dataclass(frozen=True)
 class Neighbours:
-    """One query and its nearest pictures, nearest first; `right` says whether they share its label."""
+    """One query and its nearest pictures, nearest first.
+
+    `right` says whether they share its label; it is None where there are no labels to tell.
+    """
 
     query: Image
     query_label: str
     images: list[Image]
     labels: list[str]
     distances: list[int]
-    right: list[bool]
+    right: list[bool] | None
     n_bits: int
 
 
@@ -82,25 +85,34 @@ def retrieval_figure(rows: list[Neighbours], path: Path, *, title: str) -> None:
         _picture(axes, row.query, PAD, top)
         _frame(axes, PAD, top, CELL, color=INK, linewidth=3.5)
         _text(axes, PAD, top + CELL + 17, _short(row.query_label), size=8, weight="bold")
-        neighbours = zip(row.images, row.labels, row.distances, row.right, strict=True)
+        verdicts: Sequence[bool | None] = row.right or [None] * len(row.images)
+        neighbours = zip(row.images, row.labels, row.distances, verdicts, strict=True)
         for rank, (image, label, distance, right) in enumerate(neighbours):
             left = nearest + rank * (CELL + PAD)
             _picture(axes, image, left, top)
             _verdict_frame(axes, left, top, CELL, right)
-            _sign(axes, left, top + CELL + 11, 12, right)
+            if right is not None:
+                _sign(axes, left, top + CELL + 11, 12, right)
             bits = "1 bit" if distance == 1 else f"{distance} bits"
-            _text(axes, left + 18, top + CELL + 17, bits, size=8)
+            _text(axes, left + (0 if right is None else 18), top + CELL + 17, bits, size=8)
             _text(axes, left, top + CELL + 32, _short(label), size=8, color=GREY)
 
     rule = height - FOOT
     axes.add_line(Line2D([PAD, width - PAD], [rule, rule], color="#d1d9e0", linewidth=0.8))
     middle = height - FOOT / 2
-    for left, right, text in ((PAD, True, "same label"), (PAD + 140, False, "other label")):
+    judged = any(row.right for row in rows)
+    for left, right, text in ((PAD, True, "same label"), (PAD + 140, False, "other label")) if judged else ():
         _verdict_frame(axes, left, middle - 9, 18, right)
         _sign(axes, left + 28, middle - 6, 12, right)
         _text(axes, left + 46, middle, text, size=8)
     lengths = " or ".join(str(n_bits) for n_bits in sorted({row.n_bits for row in rows}))
-    _text(axes, PAD + 295, middle, f"bits: how many of the {lengths} differ from the query's code", size=8)
+    _text(
+        axes,
+        PAD + (295 if judged else 0),
+        middle,
+        f"bits: how many of the {lengths} differ from the query's code",
+        size=8,
+    )
     _save_png(figure, path)
 
 
@@ -123,7 +135,9 @@ def _frame(axes: Axes, left: float, top: float, size: float, **style: Any) -> No
     axes.add_patch(Rectangle((left, top), size, size, fill=False, joinstyle="miter", **style))
 
 
-def _verdict_frame(axes: Axes, left: float, top: float, size: float, right: bool) -> None:
+def _verdict_frame(axes: Axes, left: float, top: float, size: float, right: bool | None) -> None:
+    if right is None:
+        return _frame(axes, left, top, size, color=GREY, linewidth=1)
     color, dashes = (GREEN, "solid") if right else (RED, (0, (2.2, 1.4)))
     _frame(axes, left, top, size, color=color, linewidth=2.4, linestyle=dashes, capstyle="butt")
 

@@ -100,6 +100,10 @@ def _headline(result: Mapping[str, Any]) -> dict[str, str] | None:
 
 def _scores(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Name, value and one sentence of explanation of every score beside the headline."""
+    triplets = _number(metrics.get("triplets_right"))
+    if triplets is not None:
+        note = "Share of triplets held out of training whose positive is nearer than the negative; a tie counts half."
+        yield "Held-out triplets right", f"{triplets:.3f}", note
     tie_aware = _number(metrics.get("map_tie_aware"))
     if tie_aware is not None:
         yield "Tie-aware MAP", f"{tie_aware:.3f}", "Expected MAP over all orders of equal distances."

@@ -31,7 +31,7 @@ from hashlens.progress import Progress, duration
 
 if TYPE_CHECKING:
     from hashlens.codes import Codes
-    from hashlens.data import Source
+    from hashlens.data import Columns, Source
     from hashlens.data.protocols import Protocol
     from hashlens.figures import Neighbours
     from hashlens.hashers.base import Hasher
@@ -60,19 +60,32 @@ def run(
     write_csv(out / "skipped.csv", ["path", "reason"], source.skipped)
 
     seconds: dict[str, float] = {}
-    hasher.fit(source.images[protocol.train], source.labels[protocol.train], run=out, progress=progress, stop=stop)
+    rows = protocol.train if hasher.supervised else protocol.database  # labels are scarce, pictures are not
+    supervision: dict[str, Any] = {"y": source.labels[rows]}
+    held_out = None
+    if "triplets" in config:
+        from hashlens.data.triplets import read_triplets, split_triplets, triplets_right
+
+        given = read_triplets(Path(config["triplets"]), source.images)
+        learnt, held_out = split_triplets(given, rows, protocol.seed, progress.say)
+        supervision = {"triplets": learnt}
+    hasher.fit(source.images[rows], **supervision, run=out, progress=progress, stop=stop)
     seconds["train"] = time.monotonic() - started
     hasher.save(out / "model")
 
     clock = time.monotonic()
-    query = hasher.encode(source.images[protocol.query])
     database = hasher.encode(source.images[protocol.database], progress=progress)
-    query.save(out / "codes" / "query.safetensors")
     database.save(out / "codes" / "database.safetensors")
+    query = hasher.encode(source.images[protocol.query]) if len(protocol.query) else database[:0]
+    query.save(out / "codes" / "query.safetensors")
     seconds["encode"] = time.monotonic() - clock
 
     clock = time.monotonic()
-    scores = score(query, database, source, protocol)
+    scores = score(query, database, source, protocol) if len(query) else {}
+    if held_out is not None:
+        named, places = np.unique(held_out, return_inverse=True)
+        codes = hasher.encode(source.images[named])
+        scores["triplets_right"] = triplets_right(*(codes[role] for role in places.reshape(-1, 3).T))
     seconds["evaluate"] = time.monotonic() - clock
     seconds["total"] = time.monotonic() - started
 
@@ -81,7 +94,7 @@ def run(
         "method": hasher.name,
         "n_bits": hasher.n_bits,
         "source": source.name,
-        "map": scores["map"],
+        "map": scores.get("map"),
         "paper": published(protocol.name, hasher.name, hasher.n_bits),
         "metrics": scores,
         "protocol": {
@@ -116,28 +129,35 @@ def score(query: Codes, database: Codes, source: Source, protocol: Protocol) -> 
 
 
 def nearest(query: Codes, database: Codes, source: Source, protocol: Protocol) -> list[Neighbours]:
-    """The nearest pictures of a few queries: the first query of each of the first classes, whatever its score."""
+    """The nearest pictures of a few queries: the first query of each of the first classes, whatever its score.
+
+    Without queries, a few pictures of the database are asked for, and found pictures are not called right or wrong.
+    """
     from hashlens.data.labels import relevant
     from hashlens.figures import Neighbours
     from hashlens.hamming import distances
 
-    labels = source.labels[protocol.query]
+    labelled = len(query) > 0
+    asked = protocol.query if labelled else protocol.database
+    query = query if labelled else database
+    labels = source.labels[asked]
     kinds = [labels.describe(row) for row in range(len(labels))]
     rows = sorted({kind: row for row, kind in reversed(list(enumerate(kinds)))}.values())[:EXAMPLES]
     rows += [row for row in range(len(labels)) if row not in rows][: EXAMPLES - len(rows)]
     found = []
     for row in rows:
         apart = distances(query[row], database)[0]
-        order = np.argsort(apart, kind="stable")[:NEAREST]
+        order = np.argsort(apart, kind="stable")
+        order = order[protocol.database[order] != asked[row]][:NEAREST]
         places = protocol.database[order]
         found.append(
             Neighbours(
-                query=source.images.thumbnail(int(protocol.query[row])),
-                query_label=labels.describe(row),
+                query=source.images.thumbnail(int(asked[row])),
+                query_label=labels.describe(row) if labelled else source.images.names[asked[row]],
                 images=[source.images.thumbnail(int(place)) for place in places],
-                labels=[source.labels.describe(int(place)) for place in places],
+                labels=[source.labels.describe(int(p)) if labelled else source.images.names[p] for p in places],
                 distances=apart[order].tolist(),
-                right=relevant(labels[[row]], source.labels[places])[0].tolist(),
+                right=relevant(labels[[row]], source.labels[places])[0].tolist() if labelled else None,
                 n_bits=query.n_bits,
             )
         )
@@ -156,10 +176,12 @@ def published(protocol: str, method: str, n_bits: int) -> dict[str, Any] | None:
 def headline(result: dict[str, Any]) -> str:
     """MAP with its definition and, where there is one, the paper's number."""
     scores = result["metrics"]
-    lines = [
-        f"MAP {scores['map']:.4f}   {scores['definition']}",
-        f"    {scores['map_tie_aware']:.4f}   tie-aware: expected over every order of equal distances",
-    ]
+    lines = []
+    if "map" in scores:
+        lines.append(f"MAP {scores['map']:.4f}   {scores['definition']}")
+        lines.append(f"    {scores['map_tie_aware']:.4f}   tie-aware: expected over every order of equal distances")
+    if "triplets_right" in scores:
+        lines.append(f"triplets {scores['triplets_right']:.1%} right of those held out of training")
     if result["paper"]:
         lines.append(f"    {result['paper']['map']:.3f}    the paper, {result['paper']['source']}")
     p, counts = result["protocol"], result["seconds"]
@@ -176,6 +198,13 @@ def load_config(out: Path) -> dict[str, Any]:
         return json.loads((out / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{out} is not the folder of a run (config.json is missing or damaged)") from error
+
+
+def columns_of(config: dict[str, Any]) -> Columns | None:
+    """The columns that were named for a table."""
+    from hashlens.data import Columns
+
+    return Columns(**config["columns"]) if "columns" in config else None
 
 
 def load_result(out: Path) -> dict[str, Any]:
@@ -219,7 +248,8 @@ def _draw(
     from hashlens.report import write_report
 
     title = f"{result['method'].upper()}, {result['n_bits']} bits, {result['source']}"
-    retrieval_figure(neighbours, out / "results.png", title=f"{title}: MAP {result['map']:.3f}")
+    score = "" if result["map"] is None else f": MAP {result['map']:.3f}"
+    retrieval_figure(neighbours, out / "results.png", title=title + score)
     if history:
         curves_figure(history, out / "curves.png")
     write_report(

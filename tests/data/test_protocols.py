@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from hashlens.data.labels import Labels
-from hashlens.data.protocols import PROTOCOLS, Protocol, cifar10_setting1, cifar10_setting2, folder_split
+from hashlens.data.protocols import (
+    MIRFLICKR_LABELS,
+    NUSWIDE_CONCEPTS,
+    PROTOCOLS,
+    Protocol,
+    cifar10_setting1,
+    cifar10_setting2,
+    draw_per_label,
+    folder_split,
+    given_split,
+    natural_protocol,
+)
 from hashlens.errors import DataError
 
 
@@ -177,3 +188,120 @@ def test_folder_split_needs_three_of_something():
     values = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]], bool)
     with pytest.raises(DataError, match="fewer than three"):
         folder_split(Labels(values, tuple("abcd")))
+
+
+@pytest.fixture(scope="module")
+def concepts():
+    """20,000 pictures with labels as unlike in frequency as those of NUS-WIDE; some have none."""
+    rng = np.random.default_rng(1)
+    values = rng.random((20_000, 21)) < np.linspace(0.05, 0.3, 21)[rng.permutation(21)]
+    values[::10] = False
+    return Labels(values, NUSWIDE_CONCEPTS)
+
+
+@pytest.mark.parametrize(("name", "topk"), [("nuswide-1", 5000), ("nuswide-2", 50_000)])
+def test_nuswide_counts(concepts, name, topk):
+    protocol = PROTOCOLS[name](concepts, 0)
+    labelled = np.flatnonzero(concepts.values.any(axis=1))
+    assert len(labelled) < 20_000
+    assert len(protocol.query) == 2100 and len(protocol.database) == len(labelled) - 2100
+    assert len(protocol.train) == (10_500 if name == "nuswide-1" else len(protocol.database))
+    assert np.array_equal(np.union1d(protocol.query, protocol.database), labelled)
+    assert np.isin(protocol.train, protocol.database).all()
+    assert protocol.topk == topk
+    assert (
+        PROTOCOLS[name](concepts, 0).fingerprint()
+        == protocol.fingerprint()
+        != PROTOCOLS[name](concepts, 1).fingerprint()
+    )
+
+
+def test_both_settings_of_nuswide_have_the_same_queries(concepts):
+    assert np.array_equal(PROTOCOLS["nuswide-1"](concepts, 4).query, PROTOCOLS["nuswide-2"](concepts, 4).query)
+
+
+def test_pictures_without_a_label_do_not_change_the_split(concepts):
+    labelled = np.flatnonzero(concepts.values.any(axis=1))
+    whole, part = (PROTOCOLS["nuswide-1"](labels, 2) for labels in (concepts, concepts[labelled]))
+    for role in ("train", "query", "database"):
+        assert np.array_equal(labelled[getattr(part, role)], getattr(whole, role))
+
+
+def test_rare_labels_draw_first():
+    # the two rare ones are carried by pictures that the frequent one would else have taken
+    values = np.zeros((12, 3), bool)
+    values[:, 1] = True
+    values[:3, 2] = True
+    values[3:7, 0] = True
+    rng = np.random.default_rng(0)
+    free = np.ones(12, bool)
+    for _ in range(20):
+        drawn = draw_per_label(Labels(values, tuple("abc")), 3, free, rng, "p")
+        assert free.all()  # what was given is not changed
+        assert len(set(drawn.tolist())) == 9
+        assert set(drawn[:3].tolist()) == {0, 1, 2}  # c has 3 pictures
+        assert set(drawn[3:6].tolist()) <= {3, 4, 5, 6}  # a has 4
+    free[2] = False
+    with pytest.raises(DataError, match="p draws 3 pictures for each label, and only 2 with 'c'"):
+        draw_per_label(Labels(values, tuple("abc")), 3, free, rng, "p")
+
+
+def test_mirflickr_counts():
+    rng = np.random.default_rng(0)
+    labels = Labels(rng.random((9000, 24)) < 0.1, MIRFLICKR_LABELS)
+    n = int(labels.values.any(axis=1).sum())
+    protocol = PROTOCOLS["mirflickr"](labels, 0)
+    assert (len(protocol.query), len(protocol.database), len(protocol.train)) == (2000, n - 2000, 5000)
+    assert labels.values[np.union1d(protocol.query, protocol.database)].any(axis=1).all()
+    assert np.isin(protocol.train, protocol.database).all() and protocol.topk == 5000
+    assert PROTOCOLS["mirflickr"](labels, 1).fingerprint() != protocol.fingerprint()
+
+
+def test_multi_label_splits_do_not_change_between_versions():
+    # as above: published numbers are compared by these
+    rows = np.arange(30_000)
+    nuswide = Labels(rows[:, None] % np.arange(3, 24) == 0, NUSWIDE_CONCEPTS)
+    mirflickr = Labels(rows[:9000, None] % np.arange(2, 26) == 0, MIRFLICKR_LABELS)
+    assert PROTOCOLS["nuswide-1"](nuswide, 0).fingerprint()[:16] == "06a05badd68476c7"
+    assert PROTOCOLS["nuswide-2"](nuswide, 0).fingerprint()[:16] == "92c3f705164f0f67"
+    assert PROTOCOLS["mirflickr"](mirflickr, 0).fingerprint()[:16] == "f215354e03945b20"
+
+
+@pytest.mark.parametrize("name", ["nuswide-1", "nuswide-2", "mirflickr"])
+def test_protocols_of_data_sets_refuse_others(name):
+    for labels in (single([0, 0, 1, 1]), Labels(np.ones((4, 2), bool), ("a", "b"))):
+        with pytest.raises(DataError, match=rf"{name} is for .*4 pictures in 2 other classes: use the protocol split"):
+            PROTOCOLS[name](labels, 0)
+
+
+def test_natural_protocols():
+    assert natural_protocol(Labels(np.ones((1, 21), bool), NUSWIDE_CONCEPTS)) == "nuswide-1"
+    assert natural_protocol(Labels(np.ones((1, 24), bool), MIRFLICKR_LABELS)) == "mirflickr"
+    assert natural_protocol(single([0, 1])) == "split"
+
+
+@pytest.mark.parametrize(
+    ("words", "train", "query", "database"),
+    [
+        ("train test train", [0, 2], [1], [0, 2]),
+        ("train query database", [0], [1], [0, 2]),
+        ("Gallery QUERIES db", [0, 2], [1], [0, 2]),
+        ("train val train", [0, 2], [1], [0, 2]),
+        ("train val test", [0], [2], [0, 1]),
+    ],
+)
+def test_words_of_a_given_split(words, train, query, database):
+    protocol = given_split(words.split(), "x.csv")
+    assert (protocol.train.tolist(), protocol.query.tolist()) == (train, query)
+    assert sorted(protocol.database) == database
+    assert protocol.name == "given" and "the split of x.csv: 1 queries, 2 searched" in protocol.description
+
+
+@pytest.mark.parametrize("words", ["train train", "test query", "val dev"])
+def test_a_given_split_needs_queries_and_others(words):
+    assert given_split(words.split(), "x") is None
+
+
+def test_the_database_of_a_given_split_is_not_in_the_order_of_the_rows():
+    protocol = given_split(["test"] + ["train"] * 100, "x")
+    assert sorted(protocol.database) == list(range(1, 101)) != protocol.database.tolist()

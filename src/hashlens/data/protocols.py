@@ -2,13 +2,17 @@
 
 The cut-off `topk` of MAP belongs to the protocol. A protocol is saved as one JSON file with a hash of its
 rows, so that two results can be shown to come from the same split.
+
+"So many pictures of each label", where a picture may have several: labels are visited from the rarest to the most
+frequent, and for each that many pictures are drawn among those that carry it and are not yet chosen. So 100 of
+each of 21 labels are exactly 2,100 pictures. The paper leaves this open.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +23,27 @@ from hashlens.errors import DataError
 from hashlens.files import write_text
 
 ROLES = ("train", "query", "database")
+
+# fmt: off
+# the 21 most frequent of the 81 concepts of NUS-WIDE
+NUSWIDE_CONCEPTS = (
+    "animal", "beach", "buildings", "clouds", "flowers", "grass", "lake", "mountain", "ocean", "person", "plants",
+    "reflection", "road", "rocks", "sky", "snow", "sunset", "tree", "vehicle", "water", "window",
+)
+# the 24 labels of MIRFLICKR-25K without those of the stricter second round of annotation (_r1)
+MIRFLICKR_LABELS = (
+    "animals", "baby", "bird", "car", "clouds", "dog", "female", "flower", "food", "indoor", "lake", "male", "night",
+    "people", "plant_life", "portrait", "river", "sea", "sky", "structures", "sunset", "transport", "tree", "water",
+)
+# fmt: on
+
+# What the words of a split column mean, in any letter case; "val" is decided in given_split.
+SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("query", "queries", "test", "testing"), "query"),
+    **dict.fromkeys(("database", "db", "gallery", "retrieval"), "database"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,8 +216,147 @@ def folder_split(labels: Labels, seed: int = 0) -> Protocol:
     )
 
 
+def nuswide_setting1(labels: Labels, seed: int = 0) -> Protocol:
+    """Setting 1 of the DTSH paper on NUS-WIDE: 100 queries a concept, 500 a concept of the rest to learn; top 5,000.
+
+    With the same seed the queries are those of setting 2.
+    """
+    rng = np.random.default_rng(seed)
+    query, database = _nuswide_queries(labels, rng, "nuswide-1")
+    in_database = np.zeros(len(labels), bool)
+    in_database[database] = True
+    train = draw_per_label(labels, 500, in_database, rng, "nuswide-1")
+    return Protocol(
+        "nuswide-1",
+        train=rng.permutation(train),
+        query=query,
+        database=database,
+        topk=5000,
+        seed=seed,
+        description=f"{len(query):,} queries (100 a concept), {len(database):,} searched, {len(train):,} of them"
+        " (500 a concept) learnt from; labels from rare to frequent, each drawing among pictures not yet chosen",
+    )
+
+
+def nuswide_setting2(labels: Labels, seed: int = 0) -> Protocol:
+    """Setting 2 of the DTSH paper on NUS-WIDE: 100 queries a concept, the rest learnt from and searched; top 50,000."""
+    rng = np.random.default_rng(seed)
+    query, database = _nuswide_queries(labels, rng, "nuswide-2")
+    return Protocol(
+        "nuswide-2",
+        train=database,
+        query=query,
+        database=database,
+        topk=50_000,
+        seed=seed,
+        description=f"{len(query):,} queries (100 a concept), {len(database):,} learnt from and searched; labels"
+        " from rare to frequent, each drawing among pictures not yet chosen",
+    )
+
+
+def _nuswide_queries(labels: Labels, rng: np.random.Generator, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Query and database rows, shuffled; pictures of no concept are in neither."""
+    _require_names(labels, NUSWIDE_CONCEPTS, name, "NUS-WIDE with its 21 most frequent concepts")
+    free = np.asarray(labels.values.any(axis=1))
+    query = draw_per_label(labels, 100, free, rng, name)
+    free[query] = False
+    return rng.permutation(query), rng.permutation(np.flatnonzero(free))
+
+
+def draw_per_label(labels: Labels, k: int, free: np.ndarray, rng: np.random.Generator, name: str) -> np.ndarray:
+    """k rows for each label among the `free` ones, all different, by the rule at the head of this file."""
+    free = free.copy()
+    drawn = []
+    for c in np.argsort(labels.counts(), kind="stable"):
+        carriers = np.flatnonzero(labels.values[:, c] & free)
+        if len(carriers) < k:
+            raise DataError(
+                f"the protocol {name} draws {k} pictures for each label, and only {len(carriers):,} with"
+                f" {labels.names[c]!r} are there to choose from; add the missing pictures or use the protocol split"
+            )
+        drawn.append(rng.choice(carriers, k, replace=False))
+        free[drawn[-1]] = False
+    return np.concatenate(drawn)
+
+
+def mirflickr(labels: Labels, seed: int = 0) -> Protocol:
+    """The usual split of MIRFLICKR-25K in papers on hashing: 2,000 queries, the rest searched, 5,000 of it learnt from.
+
+    All at random, among the pictures that have a label; MAP over the top 5,000.
+    """
+    _require_names(labels, MIRFLICKR_LABELS, "mirflickr", "MIRFLICKR-25K with its 24 labels")
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(np.flatnonzero(labels.values.any(axis=1)))
+    if len(rows) < 7000:
+        raise DataError(
+            f"the protocol mirflickr sets 2,000 queries and 5,000 training pictures apart, and only {len(rows):,}"
+            " labelled ones are there; add the missing pictures or use the protocol split"
+        )
+    query, database = rows[:2000], rows[2000:]
+    return Protocol(
+        "mirflickr",
+        train=rng.permutation(database)[:5000],
+        query=query,
+        database=database,
+        topk=5000,
+        seed=seed,
+        description=f"2,000 random queries, {len(database):,} searched, 5,000 of them learnt from",
+    )
+
+
+def _require_names(labels: Labels, names: tuple[str, ...], protocol: str, wanted: str) -> None:
+    if not labels.multi or labels.names != names:
+        raise DataError(
+            f"the protocol {protocol} is for {wanted}; this source has {len(labels):,} pictures in"
+            f" {labels.n_classes} other classes: use the protocol split"
+        )
+
+
+def unlabelled(labels: Labels, seed: int = 0) -> Protocol:
+    """For pictures without labels: all are learnt from and searched, and without labels there is nothing to ask for."""
+    rows = np.arange(len(labels))
+    description = f"{len(rows):,} pictures learnt from and searched, no queries"
+    return Protocol("unlabelled", rows, rows[:0], rows, seed=seed, description=description)
+
+
+def natural_protocol(labels: Labels) -> str:
+    """The protocol that the labels themselves suggest."""
+    if labels.n_classes == 0:
+        return "unlabelled"
+    return {NUSWIDE_CONCEPTS: "nuswide-1", MIRFLICKR_LABELS: "mirflickr"}.get(labels.names, "split")
+
+
+def given_split(words: Sequence[str], origin: str) -> Protocol | None:
+    """The split that came with the pictures, one of SPLIT_WORDS for each row; None if it has no queries or no rest.
+
+    train is learnt from and searched, database only searched; without any train, the database is learnt from.
+    val is asked for if there is neither query nor test, and only searched otherwise.
+    """
+    roles = np.array([SPLIT_WORDS[word.strip().lower()] for word in words], dtype=str)
+    roles[roles == "val"] = "database" if (roles == "query").any() else "query"
+    query = np.flatnonzero(roles == "query")
+    searched = np.flatnonzero(roles != "query")
+    if not len(query) or not len(searched):
+        return None
+    train = np.flatnonzero(roles == "train")
+    train = train if len(train) else searched
+    return Protocol(
+        "given",
+        train=train,
+        query=query,
+        # shuffled, because rows often come class by class, and their order decides between equal distances
+        database=np.random.default_rng(0).permutation(searched),
+        description=f"the split of {origin}: {len(query):,} queries, {len(searched):,} searched,"
+        f" {len(train):,} of them learnt from",
+    )
+
+
 PROTOCOLS: dict[str, Callable[[Labels, int], Protocol]] = {
     "cifar10-1": cifar10_setting1,
     "cifar10-2": cifar10_setting2,
+    "nuswide-1": nuswide_setting1,
+    "nuswide-2": nuswide_setting2,
+    "mirflickr": mirflickr,
     "split": folder_split,
+    "unlabelled": unlabelled,
 }

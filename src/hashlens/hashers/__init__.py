@@ -33,6 +33,20 @@ METHODS: dict[str, Method] = {
         "triplet label likelihood, features and codes learnt together",
         "Wang, Shi, Kitani, ACCV 2016",
     ),
+    "itq": Method(
+        "hashlens.hashers.shallow.itq:ITQ",
+        False,
+        "features",
+        "principal directions, rotated so that the sign loses least",
+        "Gong, Lazebnik, CVPR 2011",
+    ),
+    "lsh": Method(
+        "hashlens.hashers.shallow.lsh:LSH",
+        False,
+        "features",
+        "signs of random projections",
+        "Andoni, Indyk, FOCS 2006; Charikar, STOC 2002",
+    ),
 }
 
 

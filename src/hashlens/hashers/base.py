@@ -33,10 +33,6 @@ class Hasher(BaseEstimator):
 
     def fit(self, X: Any, y: Any = None, **how: Any) -> Self:
         """Learn from pictures or features X and, where the method is supervised, labels y."""
-        if not isinstance(self.n_bits, int | np.integer) or self.n_bits < 1:
-            raise UsageError(f"the number of bits must be a whole number from 1 up, not {self.n_bits}")
-        if not isinstance(self.random_state, int | np.integer) or self.random_state < 0:
-            raise UsageError(f"random_state must be a whole number from 0 up, not {self.random_state}")
         X = self._validate(X)
         labels = None
         if self.supervised:
@@ -45,6 +41,13 @@ class Hasher(BaseEstimator):
             labels = Labels.of(y)
             if len(labels) != len(X):
                 raise DataError(f"there are {len(X):,} pictures but {len(labels):,} labels; each picture needs its own")
+        return self._learn(X, labels, **how)
+
+    def _learn(self, X: Any, labels: Labels | None, **how: Any) -> Self:
+        if not isinstance(self.n_bits, int | np.integer) or self.n_bits < 1:
+            raise UsageError(f"the number of bits must be a whole number from 1 up, not {self.n_bits}")
+        if not isinstance(self.random_state, int | np.integer) or self.random_state < 0:
+            raise UsageError(f"random_state must be a whole number from 0 up, not {self.random_state}")
         try:
             self._fit(X, labels, **how)
         except BaseException:

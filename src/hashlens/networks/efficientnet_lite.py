@@ -11,6 +11,7 @@ and its batch-norm constants.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,10 +37,13 @@ SCALING = {
     "efficientnet-lite2": (1.1, 1.2),
 }
 FEATURES = 1280
+PREPROCESSING = {"mean": 0.498, "std": 0.502}
 
 
 class SameConv(nn.Conv2d):
     """Convolution with TensorFlow's "same" padding, which depends on the size of the input."""
+
+    auto_pad = "SAME_UPPER"  # what ONNX calls it
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
@@ -133,6 +137,10 @@ def _round_channels(channels: float) -> int:
     """To the nearest multiple of 8, but never down by more than a tenth."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
+
+
+def read_published(path: Path) -> dict[str, torch.Tensor]:
+    return from_published(torch.load(path, map_location="cpu", weights_only=True))
 
 
 def from_published(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

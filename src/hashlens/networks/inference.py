@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import operator
 import platform
 from collections.abc import Callable
 from threading import Lock
@@ -18,24 +17,11 @@ import numpy as np
 import torch
 from torch import fx, nn
 
+from hashlens.networks.onnx_graph import UnsupportedModule, to_onnx
+from hashlens.networks.preprocessing import Normalise
 from hashlens.threads import n_threads
 
 Forward = Callable[[np.ndarray], np.ndarray]
-
-
-class Normalise(nn.Module):
-    """Pictures (b, h, w, 3) uint8 to (b, 3, h, w) float, minus the mean, divided by the deviation."""
-
-    def __init__(self, mean: float, std: float):
-        super().__init__()
-        self.scale = 1 / (255 * std)
-        self.shift = -mean / std
-
-    def extra_repr(self) -> str:  # part of what cached features depend on
-        return f"{self.scale}, {self.shift}"
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.permute(0, 3, 1, 2).float().mul(self.scale).add(self.shift)
 
 
 def choose_device(device: str = "auto") -> str:
@@ -104,7 +90,8 @@ def forward_function(
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, name: str) -> bool:
-        return isinstance(m, nn.Conv2d | nn.AdaptiveAvgPool2d | Normalise) or super().is_leaf_module(m, name)
+        whole = isinstance(m, nn.Conv2d | nn.AdaptiveAvgPool2d | Normalise) or getattr(m, "untraceable", False)
+        return whole or super().is_leaf_module(m, name)
 
 
 def fold(module: nn.Module) -> fx.GraphModule:
@@ -128,74 +115,6 @@ def fold(module: nn.Module) -> fx.GraphModule:
     graph.lint()
     traced.recompile()
     return traced
-
-
-class UnsupportedModule(Exception):
-    """A layer that the ONNX writer does not know."""
-
-
-def to_onnx(folded: fx.GraphModule, example: np.ndarray) -> Any:
-    """The folded network as an ONNX model with a free batch dimension."""
-    from onnx import TensorProto, helper, numpy_helper
-
-    nodes: list[Any] = []
-    constants: list[Any] = []
-
-    def constant(value: Any) -> str:
-        array = value.detach().numpy() if isinstance(value, torch.Tensor) else value
-        constants.append(numpy_helper.from_array(np.ascontiguousarray(array), f"c{len(constants)}"))
-        return constants[-1].name
-
-    def add(op: str, *inputs: str, **attributes: Any) -> str:
-        nodes.append(helper.make_node(op, list(inputs), [f"t{len(nodes)}"], **attributes))
-        return nodes[-1].output[0]
-
-    def layer(m: nn.Module, x: str) -> str:
-        if isinstance(m, nn.Conv2d):
-            inputs = [x, constant(m.weight)] + ([] if m.bias is None else [constant(m.bias)])
-            padding = {"pads": [*m.padding, *m.padding]} if type(m) is nn.Conv2d else {"auto_pad": "SAME_UPPER"}
-            return add("Conv", *inputs, kernel_shape=m.kernel_size, strides=m.stride, group=m.groups, **padding)
-        if isinstance(m, nn.ReLU6):
-            return add("Clip", x, constant(np.float32(0)), constant(np.float32(6)))
-        if isinstance(m, nn.ReLU):
-            return add("Relu", x)
-        if isinstance(m, nn.MaxPool2d):
-            size, stride = [m.kernel_size] * 2, [m.stride] * 2
-            return add("MaxPool", x, kernel_shape=size, strides=stride, ceil_mode=int(m.ceil_mode))
-        if isinstance(m, nn.AdaptiveAvgPool2d) and m.output_size == 1:
-            return add("GlobalAveragePool", x)
-        if isinstance(m, nn.Flatten):
-            return add("Flatten", x)
-        if isinstance(m, nn.Linear):
-            return add("Gemm", x, constant(m.weight), constant(m.bias), transB=1)
-        if isinstance(m, nn.Identity | nn.Dropout):
-            return x
-        if isinstance(m, Normalise):
-            floats = add("Cast", add("Transpose", x, perm=[0, 3, 1, 2]), to=TensorProto.FLOAT)
-            return add("Add", add("Mul", floats, constant(np.float32(m.scale))), constant(np.float32(m.shift)))
-        raise UnsupportedModule(type(m).__name__)
-
-    names: dict[fx.Node, str] = {}
-    for node in folded.graph.nodes:
-        if node.op == "placeholder":
-            names[node] = "input"
-        elif node.op == "call_module":
-            names[node] = layer(folded.get_submodule(node.target), names[node.args[0]])
-        elif node.op == "call_function" and node.target is operator.add:
-            names[node] = add("Add", names[node.args[0]], names[node.args[1]])
-        elif node.op == "output":
-            nodes.append(helper.make_node("Identity", [names[node.args[0]]], ["output"]))
-        else:
-            raise UnsupportedModule(str(node.target))
-    kind = helper.np_dtype_to_tensor_dtype(example.dtype)
-    graph = helper.make_graph(
-        nodes,
-        "hashlens",
-        [helper.make_tensor_value_info("input", kind, ["batch", *example.shape[1:]])],
-        [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)],
-        constants,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
 def _onnx_function(model: Any) -> Forward:

@@ -6,6 +6,8 @@ from itertools import pairwise
 
 from torch import nn
 
+PREPROCESSING = {"mean": 0.5, "std": 0.5}
+
 
 def build(name: str) -> nn.Sequential:
     """The network as a flat sequence of blocks, with random weights."""

@@ -17,17 +17,16 @@ from hashlens.data.labels import Labels
 from hashlens.errors import DataError, UsageError
 from hashlens.features import extract, forward_all
 from hashlens.hashers.base import Hasher
+from hashlens.hashers.deep.heads import build_head
 from hashlens.hashers.deep.inputs import FeatureInputs, MapInputs, PictureInputs
 from hashlens.hashers.deep.training import Inputs, Training, train
-from hashlens.networks import build_blocks, network_info
-from hashlens.networks.inference import Normalise, choose_device, choose_precision, prepare_cpu, set_layout
+from hashlens.networks import build_blocks, describe_network, network_info
+from hashlens.networks.inference import choose_device, choose_precision, prepare_cpu, set_layout
 from hashlens.progress import Progress
-
-HASH_LAYER_STD = 0.01  # the authors' initialisation of the hash layer
 
 
 class DeepHasher(Hasher):
-    """A backbone with one linear hash layer on top; a method adds its loss.
+    """A backbone with a head on top; a method adds its loss.
 
     X may be pictures (anything that `as_images` takes) or a float array (n, d) of features, which go to the hash layer
     directly. With pictures, the leading `frozen_blocks` are not trained: their outputs are computed once and kept.
@@ -35,7 +34,9 @@ class DeepHasher(Hasher):
 
     takes: ClassVar[str] = "images"
 
+    head: str
     backbone: str
+    weights: str | None
     image_size: int | None
     frozen_blocks: int | None
     training: Training
@@ -57,12 +58,19 @@ class DeepHasher(Hasher):
         X: Any,
         labels: Labels | None,
         *,
+        loss: nn.Module | None = None,
         run: Path | None = None,
         progress: Progress | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        assert labels is not None  # all deep methods are supervised
-        _require_triplets(labels)
+        """Learn from labels or, without them, by a `loss` that holds what is alike as `triplets`."""
+        if labels is not None:
+            _require_triplets(labels)
+            loss = self._loss(labels)
+            supervision = labels.values
+        else:
+            assert loss is not None and isinstance(loss.triplets, torch.Tensor)
+            supervision = loss.triplets.numpy()
         prepare_cpu()
         progress = progress or Progress(quiet=True)
         device = choose_device(self.training.device)
@@ -76,12 +84,12 @@ class DeepHasher(Hasher):
             "image_size": self.image_size_,
             "frozen_blocks": self.frozen_blocks_,
             "precision": precision,
-            "data": _fingerprint(X, labels),
+            "data": _fingerprint(X, supervision),
         }
         set_layout(network.to(device), torch.channels_last)
         self.history_ = train(
             network,
-            self._loss(labels).to(device),
+            loss.to(device),
             inputs,
             labels,
             self.training,
@@ -100,32 +108,40 @@ class DeepHasher(Hasher):
         self.backbone_ = self._choose_backbone(X)
         if self.backbone_ == "none":
             self.image_size_ = self.frozen_blocks_ = 0
-            self.n_features_in_ = X.shape[1]
         else:
             info = network_info(self.backbone_)
-            self.image_size_ = self.image_size or info.size
-            self.frozen_blocks_ = info.frozen if self.frozen_blocks is None else self.frozen_blocks
-            self.n_features_in_ = info.n_features
+            native = X.side if info.resizes and isinstance(X, ArrayImages) else None
+            self.image_size_ = self.image_size or native or info.size
             if self.image_size_ < 8:
                 raise UsageError(f"the image size must be at least 8 pixels, not {self.image_size_}")
         with torch.random.fork_rng():
             torch.manual_seed(self.random_state)
-            self._assemble(pretrained)
-        if not 0 <= self.frozen_blocks_ <= max(0, len(self.network_) - 2):
-            raise UsageError(
-                f"{self.backbone_} has {len(self.network_) - 2} blocks; {self.frozen_blocks_} of them cannot be frozen"
-            )
-
-    def _assemble(self, pretrained: bool) -> None:
-        """Normalise, the blocks, the hash layer: one flat sequence."""
-        parts: list[nn.Module] = []
+            self._assemble(X.shape[1] if self.backbone_ == "none" else None, pretrained)
+        n_blocks = max(0, len(self.network_) - 2)
         if self.backbone_ != "none":
-            info = network_info(self.backbone_)
-            parts = [Normalise(info.mean, info.std), *build_blocks(self.backbone_, pretrained)]
-        head = nn.Linear(self.n_features_in_, self.n_bits)
-        nn.init.normal_(head.weight, std=HASH_LAYER_STD)
-        nn.init.normal_(head.bias, std=HASH_LAYER_STD)
-        self.network_ = nn.Sequential(*parts, head)
+            self.frozen_blocks_ = min(info.frozen, n_blocks) if self.frozen_blocks is None else self.frozen_blocks
+        if not 0 <= self.frozen_blocks_ <= n_blocks:
+            raise UsageError(f"{self.backbone_} has {n_blocks} blocks; {self.frozen_blocks_} of them cannot be frozen")
+
+    def _assemble(self, n_features: int | None, pretrained: bool, description: dict[str, Any] | None = None) -> None:
+        """Preprocessing, blocks and head as one flat sequence; with fixed features the head alone."""
+        blocks = nn.Sequential()
+        if self.backbone_ != "none":
+            weights = None if self.weights is None else Path(self.weights)
+            blocks = build_blocks(self.backbone_, pretrained, weights, description)
+        self.n_features_in_ = n_features or self._count_features(blocks)
+        self.network_ = nn.Sequential(*blocks, build_head(self.head, self.n_features_in_, self.n_bits))
+
+    def _count_features(self, blocks: nn.Sequential) -> int:
+        picture = torch.zeros(1, self.image_size_, self.image_size_, 3, dtype=torch.uint8)
+        try:
+            with torch.inference_mode():
+                return blocks.eval()(picture).shape[1]
+        except RuntimeError as error:  # nothing is left of the picture after some layer, or the network wants one size
+            raise UsageError(
+                f"{self.backbone_} cannot take pictures of {self.image_size_} pixels;"
+                f" leave out --image-size, or try {network_info(self.backbone_).size}"
+            ) from error
 
     def _choose_backbone(self, X: Any) -> str:
         if isinstance(X, np.ndarray):
@@ -141,7 +157,7 @@ class DeepHasher(Hasher):
         flip = network_info(self.backbone_).flip if self.training.flip is None else self.training.flip
         if self.frozen_blocks_ == 0:
             return PictureInputs(X, self.image_size_, flip, self.training.shift), self.network_
-        cut = 1 + self.frozen_blocks_  # Normalise comes first
+        cut = 1 + self.frozen_blocks_  # the preprocessing comes first
         frozen, trained = self.network_[:cut], self.network_[cut:]
         progress.say(
             f"{self.frozen_blocks_} of {len(self.network_) - 2} blocks of {self.backbone_} stay as they are;"
@@ -184,25 +200,16 @@ class DeepHasher(Hasher):
             "frozen_blocks": self.frozen_blocks_,
             "n_features": self.n_features_in_,
         }
-        if self.backbone_ != "none":
-            info = network_info(self.backbone_)
-            # whoever feeds the network by other means must know how
-            learnt["preprocessing"] = {
-                "resize": "shorter side, bicubic, then centre crop",
-                "colour": "RGB",
-                "scale": "divided by 255",
-                "mean": info.mean,
-                "std": info.std,
-            }
+        if self.backbone_ != "none":  # whoever feeds the network by other means must know how
+            learnt["network"] = describe_network(self.backbone_, self.network_[:-1])
         return learnt, {name: value.numpy() for name, value in self.network_.state_dict().items()}
 
     def _restore(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         self.backbone_ = config["backbone"]
         self.image_size_ = config["image_size"]
         self.frozen_blocks_ = config["frozen_blocks"]
-        self.n_features_in_ = config["n_features"]
         with torch.random.fork_rng():
-            self._assemble(pretrained=False)
+            self._assemble(config["n_features"], pretrained=False, description=config.get("network"))
         try:
             self.network_.load_state_dict({name: torch.from_numpy(value) for name, value in arrays.items()})
         except RuntimeError as error:
@@ -222,8 +229,8 @@ def _require_triplets(labels: Labels) -> None:
         raise DataError("no class has two pictures; learning needs pairs of pictures that belong together")
 
 
-def _fingerprint(X: Images | np.ndarray, labels: Labels) -> str:
+def _fingerprint(X: Images | np.ndarray, supervision: np.ndarray) -> str:
     """Of the training data, so that a checkpoint is never continued on other data."""
     digest = hashlib.sha256(X.tobytes() if isinstance(X, np.ndarray) else X.fingerprint().encode())
-    digest.update(np.ascontiguousarray(labels.values).tobytes())
+    digest.update(np.ascontiguousarray(supervision).tobytes())
     return digest.hexdigest()[:16]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any, Self
+
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from hashlens.data.labels import Labels, relevant
+from hashlens.data.triplets import clean_triplets
 from hashlens.errors import UsageError
 from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.deep.likelihood import triplet_nll
 from hashlens.hashers.deep.training import Training
 from hashlens.hashers.deep.triplets import draw_from_bank
+from hashlens.progress import Progress
 
 # The authors' code draws 50 positives x 50 negatives x 9 other classes for a query. lambda = 100 weighs one picture's
 # quantisation error against the SUM over so many triplets; against their mean it is lambda / 22,500.
@@ -33,13 +38,15 @@ class DTSH(DeepHasher):
     alpha : margin in bits; the paper's n_bits / 2 if None.
     lambda_ : weight of the quantisation term as the paper counts it, that is against the sum over 22,500 triplets
         of a picture; the same balance is kept whatever the number of triplets.
-    triplets : "in-batch", every triplet inside the batch, gradient through all three pictures as in the paper's
-        formula; or "published", the authors' released code: positives and negatives drawn from the remembered
-        outputs of pictures outside the batch, gradient through the query only.
+    sampling : which triplets of labelled pictures are learnt from. "in-batch": every triplet inside the batch, gradient
+        through all three pictures as in the paper's formula; or "published", the authors' released code: positives and
+        negatives drawn from the remembered outputs of pictures outside the batch, gradient through the query only.
+    head : "linear", the paper's one layer; "layers" or "divide-and-encode", which it names as alternatives.
+    backbone, weights : the network below the head, and a file with its weights for those that cannot be downloaded.
 
     Differences from the paper: the backbone is EfficientNet-Lite and its leading blocks stay frozen; AdamW with a
     one-cycle schedule; horizontal flips. The likelihood is a mean over triplets, not a sum. With
-    triplets="published" the gradient is that of the authors' code up to a constant (see `BankTripletLikelihood`).
+    sampling="published" the gradient is that of the authors' code up to a constant (see `BankTripletLikelihood`).
     """
 
     name = "dtsh"
@@ -50,8 +57,10 @@ class DTSH(DeepHasher):
         *,
         alpha: float | None = None,
         lambda_: float = 100.0,
-        triplets: str = "in-batch",
+        sampling: str = "in-batch",
+        head: str = "linear",
         backbone: str = "auto",
+        weights: str | None = None,
         image_size: int | None = None,
         frozen_blocks: int | None = None,
         training: Training = DEFAULT_TRAINING,
@@ -60,28 +69,72 @@ class DTSH(DeepHasher):
         self.n_bits = n_bits
         self.alpha = alpha
         self.lambda_ = lambda_
-        self.triplets = triplets
+        self.sampling = sampling
+        self.head = head
         self.backbone = backbone
+        self.weights = weights
         self.image_size = image_size
         self.frozen_blocks = frozen_blocks
         self.training = training
         self.random_state = random_state
 
+    @classmethod
+    def published(cls, n_bits: int, n_train: int, **changes: Any) -> Self:
+        """The authors' released configuration for `n_train` training pictures; `changes` are those you make to it.
+
+        Their step divides a sum over 22,500 triplets by the number of training pictures; here the likelihood is a mean,
+        so their rates, 5e-4 for the step and for the decay of the weights, become rates that depend on n_train.
+        """
+        per_picture = 2 * TRIPLETS_PER_QUERY / n_train
+        theirs = Training(
+            epochs=100,
+            batch_size=128,
+            last_batch="keep",
+            optimizer="sgd",
+            lr=5e-4 * per_picture,
+            head_lr=5e-4 * per_picture,
+            weight_decay=5e-4 / per_picture,
+            schedule="step",
+            step_epochs=20,
+            step_factor=2 / 3,
+            flip=False,
+            precision="float32",
+        )
+        training = replace(theirs, **changes.pop("training", {}))
+        asked: dict[str, Any] = {"backbone": "cnn-f", "frozen_blocks": 0, "sampling": "published", **changes}
+        return cls(n_bits, training=training, **asked)
+
+    def fit(self, X: Any, y: Any = None, *, triplets: Any = None, **how: Any) -> Self:
+        """Learn from pictures or features X and labels y, or from `triplets` of rows (query, positive, negative)."""
+        if triplets is None:
+            return super().fit(X, y, **how)
+        if y is not None:
+            raise UsageError("give labels or triplets, not both: with triplets no labels are used")
+        X = self._validate(X)
+        rows, notes = clean_triplets(triplets, len(X))
+        for note in notes:
+            (how.get("progress") or Progress(quiet=True)).say(f"note: {note}")
+        loss = GivenTripletLikelihood(*self._weights(), rows, len(X), self.n_bits, self.random_state)
+        return self._learn(X, None, loss=loss, **how)
+
+    def _weights(self) -> tuple[float, float]:
+        """alpha, and lambda against the mean over triplets."""
+        return self.n_bits / 2 if self.alpha is None else self.alpha, self.lambda_ / TRIPLETS_PER_QUERY
+
     def _loss(self, labels: Labels) -> nn.Module:
-        alpha = self.n_bits / 2 if self.alpha is None else self.alpha
-        quantisation = self.lambda_ / TRIPLETS_PER_QUERY
-        if self.triplets == "in-batch":
-            return TripletLikelihood(alpha, quantisation)
-        if self.triplets == "published":
+        alpha, lambda_bar = self._weights()
+        if self.sampling == "in-batch":
+            return TripletLikelihood(alpha, lambda_bar)
+        if self.sampling == "published":
             if len(labels) < 2 * self.training.batch_size:
                 raise UsageError(
                     f"published triplets are drawn outside the batch: {len(labels)} pictures are too few for a"
                     f" batch size of {self.training.batch_size}; choose at most {len(labels) // 2}"
                 )
             return BankTripletLikelihood(
-                alpha, quantisation, labels, self.n_bits, self.training.batch_size, self.random_state
+                alpha, lambda_bar, labels, self.n_bits, self.training.batch_size, self.random_state
             )
-        raise UsageError(f"triplets must be in-batch or published, not '{self.triplets}'")
+        raise UsageError(f"sampling must be in-batch or published, not '{self.sampling}'")
 
 
 class TripletLikelihood(nn.Module):
@@ -144,3 +197,45 @@ class BankTripletLikelihood(nn.Module):
         with torch.no_grad():
             active = (gap < 0).float().mean().item()
         return (nll + self.lambda_bar * quantisation).sum() / self.batch_size, {"active": active}
+
+
+class GivenTripletLikelihood(nn.Module):
+    """Likelihood of given triplets, of which a batch of pictures seldom holds all three.
+
+    Every triplet with a picture in the batch counts. Pictures outside the batch are represented by their remembered
+    outputs, which have no gradient; until a picture was first seen, its triplets wait.
+    """
+
+    MOST = 20_000  # triplets a step; of more, that many are drawn
+
+    def __init__(self, alpha: float, lambda_bar: float, triplets: np.ndarray, n: int, n_bits: int, random_state: int):
+        super().__init__()
+        self.alpha = alpha
+        self.lambda_bar = lambda_bar
+        self.triplets = torch.from_numpy(triplets)
+        self.random_state = random_state
+        # the triplets that each picture is part of, one after the other
+        self.of_picture = np.argsort(triplets.ravel(), kind="stable") // 3
+        self.starts = np.searchsorted(np.sort(triplets.ravel()), np.arange(n + 1))
+        self.register_buffer("bank", torch.full((n, n_bits), torch.nan))
+        self.register_buffer("draws", torch.zeros((), dtype=torch.int64))
+        self.bank: torch.Tensor
+        self.draws: torch.Tensor
+
+    def forward(self, u: torch.Tensor, labels: None, rows: np.ndarray) -> tuple[torch.Tensor, dict[str, float]]:
+        self.bank[rows] = u.detach().to(self.bank)
+        mine = np.unique(np.concatenate([self.of_picture[self.starts[row] : self.starts[row + 1]] for row in rows]))
+        rng = np.random.default_rng([self.random_state, int(self.draws)])
+        self.draws += 1
+        if len(mine) > self.MOST:
+            mine = rng.choice(mine, self.MOST, replace=False)
+        triplets = self.triplets[mine].to(u.device)
+        seen = ~self.bank[triplets].isnan().any(2).any(1)
+        triplets = triplets[seen]
+        quantisation = self.lambda_bar * quantisation_error(u)
+        if not len(triplets):
+            return quantisation, {"active": 0.0}
+        outputs = self.bank.to(u.dtype).index_put((torch.from_numpy(rows).to(u.device),), u)
+        query, positive, negative = (outputs[triplets[:, role]] for role in range(3))
+        gap = (query * (positive - negative)).sum(1) / 2 - self.alpha
+        return F.softplus(-gap).mean() + quantisation, {"active": (gap < 0).float().mean().item()}

@@ -119,7 +119,7 @@ def train(
     network: nn.Module,
     loss: nn.Module,
     inputs: Inputs,
-    labels: Labels,
+    labels: Labels | None,
     training: Training,
     *,
     seed: int,
@@ -133,7 +133,8 @@ def train(
     """Train `network` (its last module is the hash layer) in place; returns one row of COLUMNS an epoch.
 
     With `checkpoint` the state is written there after each epoch, and a run that finds one there goes on from it;
-    `identity` is what must be equal for that. `loss(u, labels, rows)` gives a scalar and its own figures.
+    `identity` is what must be equal for that. `loss(u, labels, rows)` gives a scalar and its own figures; a loss that
+    knows what is alike by itself is trained without `labels`.
     """
     progress = progress or Progress(quiet=True)
     n = len(inputs)
@@ -145,7 +146,7 @@ def train(
     safe = _snapshot(network, loss, optimizer, at)
     network.train()
     while at.epoch < epochs:
-        batches = _batches(labels, training, np.random.default_rng([seed, at.epoch]))
+        batches = _batches(n, labels, training, np.random.default_rng([seed, at.epoch]))
         started = time.monotonic() - at.seconds
         for step in range(at.step, len(batches)):
             rows = batches[step]
@@ -156,7 +157,7 @@ def train(
             x = inputs.batch(rows, np.random.default_rng([seed, at.epoch, step])).to(device)
             with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
                 u = network(x).float()
-            value, figures = loss(u, labels[rows], rows)
+            value, figures = loss(u, None if labels is None else labels[rows], rows)
             if not torch.isfinite(value):
                 break
             optimizer.zero_grad(set_to_none=True)
@@ -204,15 +205,15 @@ def _optimizer(network: nn.Module, training: Training) -> torch.optim.Optimizer:
     return kind(groups, lr=training.lr, weight_decay=training.weight_decay, fused=True)
 
 
-def _batches(labels: Labels, training: Training, rng: np.random.Generator) -> list[np.ndarray]:
+def _batches(n: int, labels: Labels | None, training: Training, rng: np.random.Generator) -> list[np.ndarray]:
     """The rows of an epoch in random order, cut into batches.
 
     With so many classes that a batch would hold few pictures of each, the pictures of a class are dealt in fours,
     so that every query finds positives.
     """
-    n, size = len(labels), training.batch_size
+    size = training.batch_size
     order = rng.permutation(n)
-    if not labels.multi and size < 4 * labels.n_classes:
+    if labels is not None and not labels.multi and size < 4 * labels.n_classes:
         by_class = order[np.argsort(labels.values[order], kind="stable")]
         starts = np.flatnonzero(np.diff(labels.values[by_class])) + 1
         classes = np.split(by_class, starts)

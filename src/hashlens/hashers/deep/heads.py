@@ -1,0 +1,46 @@
+"""Heads: features of a picture in, one real value for each bit out.
+
+All weights start as the authors' hash layer does, from a normal distribution with deviation 0.01.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hashlens.errors import UsageError
+
+HEADS = {
+    "linear": "one linear layer, as in the paper",
+    "layers": "two linear layers with a ReLU between them",
+    "divide-and-encode": "each bit sees 50 values of its own, as in NINH",
+}
+HASH_LAYER_STD = 0.01
+HIDDEN = 1024  # values between the two layers
+PER_BIT = 50  # values that a bit of divide-and-encode sees
+
+
+class OwnValues(nn.Module):
+    """(b, n_bits * per_bit) to (b, n_bits): one linear unit for each bit, over the values that belong to it."""
+
+    def __init__(self, n_bits: int, per_bit: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_bits, per_bit))
+        self.bias = nn.Parameter(torch.empty(n_bits))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.unflatten(1, self.weight.shape) * self.weight).sum(2) + self.bias
+
+
+def build_head(kind: str, n_features: int, n_bits: int) -> nn.Module:
+    if kind == "linear":
+        head: nn.Module = nn.Linear(n_features, n_bits)
+    elif kind == "layers":
+        head = nn.Sequential(nn.Linear(n_features, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, n_bits))
+    elif kind == "divide-and-encode":
+        head = nn.Sequential(nn.Linear(n_features, n_bits * PER_BIT), nn.ReLU(), OwnValues(n_bits, PER_BIT))
+    else:
+        raise UsageError(f"there is no head '{kind}'; choose one of {', '.join(HEADS)}")
+    for parameter in head.parameters():
+        nn.init.normal_(parameter, std=HASH_LAYER_STD)
+    return head

@@ -1,0 +1,33 @@
+"""LSH, locality sensitive hashing: random projections in, their signs out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hashlens.data.labels import Labels
+from hashlens.hashers.shallow.base import LinearHasher
+
+
+class LSH(LinearHasher):
+    """Locality sensitive hashing by signs of random projections.
+
+    A. Andoni, P. Indyk, "Near-optimal hashing algorithms for approximate nearest neighbor in high dimensions", FOCS
+    2006; the sign variant is M. Charikar's, "Similarity estimation techniques from rounding algorithms", STOC 2002.
+
+    Minimises nothing: the directions are drawn from a normal distribution whatever the data. Two items differ in a bit
+    with probability angle / pi.
+
+    Differences from the paper: signs of projections instead of integers floor((a . x + c) / w), which are not bits;
+    features are centred by the training mean, without which bits of non-negative features say little.
+    """
+
+    name = "lsh"
+    supervised = False
+
+    def __init__(self, n_bits: int = 48, *, features: str = "efficientnet-lite0", random_state: int = 0):
+        self.n_bits = n_bits
+        self.features = features
+        self.random_state = random_state
+
+    def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
+        return np.random.default_rng(self.random_state).standard_normal((X.shape[1], self.n_bits))

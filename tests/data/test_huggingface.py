@@ -1,0 +1,185 @@
+"""Hugging Face datasets on disk; without the package, one sentence."""
+
+import builtins
+import importlib
+import importlib.util
+import io
+import json
+
+import pytest
+from PIL import Image
+
+from hashlens.data import Columns, make_protocol, open_source
+from hashlens.data.check import check_source
+from hashlens.data.huggingface import is_huggingface
+from hashlens.errors import DataError, UsageError
+
+needs_datasets = pytest.mark.skipif(
+    importlib.util.find_spec("datasets") is None, reason="the package datasets is not installed"
+)
+# the package and what it loads warn of things that are none of our business
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def png(grey):
+    file = io.BytesIO()
+    Image.new("RGB", (12, 10), (grey, grey, grey)).save(file, "PNG")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def greys(source):
+    return source.images.read(slice(None), 4)[:, 0, 0, 0].tolist()
+
+
+def described(source):
+    return [source.labels.describe(row) for row in range(len(source.labels))]
+
+
+@pytest.fixture
+def save(tmp_path):
+    """A function that saves parts {name: {column: cells}} as a dataset; one part called "" is saved undivided."""
+    datasets = importlib.import_module("datasets")
+
+    def write(parts, **types):
+        features = {"image": datasets.Image(), **types}
+
+        def made(columns):
+            known = {name: features[name] for name in columns if name in features}
+            whole = datasets.Dataset.from_dict(columns)
+            return whole.cast(datasets.Features({**whole.features, **known}))
+
+        root = tmp_path / "saved"
+        if list(parts) == [""]:
+            made(parts[""]).save_to_disk(str(root))
+        else:
+            datasets.DatasetDict({name: made(columns) for name, columns in parts.items()}).save_to_disk(str(root))
+        return root
+
+    return write
+
+
+@needs_datasets
+def test_classes_and_parts(save):
+    datasets = importlib.import_module("datasets")
+    parts = {
+        "train": {"image": [png(1), png(2), png(3)], "label": [0, 1, 1]},
+        "test": {"image": [png(4), png(5)], "label": [1, 0]},
+    }
+    root = save(parts, label=datasets.ClassLabel(names=["cat", "dog"]))
+    assert is_huggingface(root)
+    source = open_source(root)
+    assert source.name == "saved" and greys(source) == [1, 2, 3, 4, 5]
+    assert described(source) == ["cat", "dog", "dog", "dog", "cat"] and not source.labels.multi
+    assert source.images.names[3] == "test/00000"
+    protocol = make_protocol(source)
+    assert protocol is source.split and protocol.query.tolist() == [3, 4] and protocol.train.tolist() == [0, 1, 2]
+    some = source.images[[4, 0]]
+    assert some.names == ("test/00001", "train/00000") and some.read([0], 4)[0, 0, 0, 0] == 5
+    assert some.fingerprint() != source.images[[0, 4]].fingerprint()
+    assert open_source(root).images.fingerprint() == source.images.fingerprint()
+
+
+@needs_datasets
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["cat", "dog", "cat"], ["cat", "dog", "cat"]),
+        (["a;b", "b", ""], ["a, b", "b", "no label"]),
+        ([["b", "a"], ["b"], []], ["a, b", "b", "no label"]),
+        ([3, 4, 3], ["3", "4", "3"]),
+        ([[1, 0, 1], [0, 0, 0], [0, 0, 1]], ["0, 2", "no label", "2"]),
+    ],
+)
+def test_kinds_of_labels(save, cells, expected):
+    source = open_source(save({"": {"image": [png(1), png(2), png(3)], "tags": cells}}))
+    assert described(source) == expected and source.split is None
+
+
+@needs_datasets
+def test_lists_of_classes(save):
+    datasets = importlib.import_module("datasets")
+    cells = [[0, 1], [], [1]]
+    kind = datasets.Sequence(datasets.ClassLabel(names=["cat", "dog"]))
+    source = open_source(save({"": {"image": [png(1), png(2), png(3)], "labels": cells}}, labels=kind))
+    assert described(source) == ["cat, dog", "no label", "dog"]
+
+
+@needs_datasets
+def test_bad_pictures_and_rows_without_label_are_listed(save):
+    cut = {"bytes": png(3)["bytes"][:-30], "path": None}
+    pictures = [png(1), None, {"bytes": b"hello", "path": None}, cut, png(5), png(6), png(7), png(8), png(9)]
+    source = open_source(save({"": {"image": pictures, "label": [*"abababa", None, "b"]}}))
+    assert source.skipped == [
+        ("00001", "no such file"),
+        ("00002", "not a picture"),
+        ("00003", "truncated"),
+        ("00007", "no label"),
+    ]
+    assert greys(source) == [1, 5, 6, 7, 9] and described(source) == ["a", "a", "b", "a", "b"]
+    assert any("pictures left out: 4, first 00001" in line for line in source.warnings)
+
+
+@needs_datasets
+def test_a_part_without_labels(save):
+    datasets = importlib.import_module("datasets")
+    parts = {
+        "train": {"image": [png(1), png(2), png(3)], "label": [0, 1, 1]},
+        "validation": {"image": [png(4), png(5)], "label": [1, -1]},
+        "test": {"image": [png(6)]},
+    }
+    source = open_source(save(parts, label=datasets.ClassLabel(names=["cat", "dog"])))
+    assert source.skipped == [("validation/00001", "no label"), ("test/00000", "no label")]
+    assert source.split.query.tolist() == [3] and source.split.train.tolist() == [0, 1, 2]
+
+
+@needs_datasets
+def test_columns_by_name(save):
+    root = save({"": {"image": [png(1), png(2)], "kind": ["a", "b"]}})
+    with pytest.raises(UsageError, match="no column of labels among image, kind; name one with --label-column"):
+        open_source(root)
+    with pytest.raises(UsageError, match="no column 'lab' among"):
+        open_source(root, columns=Columns(labels="lab"))
+    with pytest.raises(UsageError, match=r"'kind' is no column of pictures in .*: image"):
+        open_source(root, columns=Columns(path="kind"))
+    assert described(open_source(root, columns=Columns(path="image", labels="kind"))) == ["a", "b"]
+
+
+@needs_datasets
+def test_other_bad_datasets(save, tmp_path):
+    with pytest.raises(DataError, match="only one label found"):
+        open_source(save({"": {"image": [png(1), png(2)], "label": ["a", "a"]}}))
+    for path in (tmp_path / "saved").glob("*.arrow"):
+        path.write_bytes(b"x")
+    with pytest.raises(DataError, match="cannot be read as a Hugging Face dataset"):
+        open_source(tmp_path / "saved")
+
+
+@needs_datasets
+def test_parts_that_are_no_split(save):
+    parts = {name: {"image": [png(1), png(2)], "label": ["a", "b"]} for name in ("red", "blue")}
+    source = open_source(save(parts))
+    assert source.split is None and any("red, blue are not a split" in line for line in source.warnings)
+
+
+@needs_datasets
+def test_check(save):
+    root = save({"": {"image": [png(1), png(2), png(1), png(3)], "label": ["a", "b", "a", "a"]}})
+    report = check_source(root)
+    assert report["sizes"]["count"] == 4 and report["duplicates"]["files"] == [["00000", "00002"]]
+
+
+def test_without_the_package(tmp_path, monkeypatch):
+    (tmp_path / "state.json").write_text(json.dumps({}))
+    assert not is_huggingface(tmp_path)
+    (tmp_path / "dataset_info.json").write_text(json.dumps({}))
+    assert is_huggingface(tmp_path)
+    real = builtins.__import__
+
+    def refuse(name, *args):
+        if name == "datasets":
+            raise ModuleNotFoundError("No module named 'datasets'")
+        return real(name, *args)
+
+    monkeypatch.setattr(importlib, "import_module", lambda name: refuse(name))
+    with pytest.raises(UsageError, match=r"pip install 'hashlens\[datasets\]'"):
+        open_source(tmp_path)

@@ -1,0 +1,79 @@
+"""Explicit triplets: files and arrays, and what is wrong with some of them."""
+
+import numpy as np
+import pytest
+
+from hashlens.data.images import ArrayImages
+from hashlens.data.triplets import clean_triplets, read_triplets
+from hashlens.errors import DataError
+
+NAMES = ["cat/1.jpg", "cat/2.jpg", "dog/a b.jpg", "dog/2.jpg"]
+
+
+@pytest.fixture
+def images(rng):
+    return ArrayImages(rng.integers(0, 256, (4, 8, 8, 3), dtype=np.uint8), names=NAMES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "query,positive,negative\ncat/1.jpg,cat/2.jpg,dog/a b.jpg\n2,3,0\n",
+        "cat/1.jpg\tcat/2.jpg\tdog/a b.jpg\r\n\r\n2\t3\t0",
+        "﻿cat/1.jpg, cat/2.jpg, dog/a b.jpg\n dog/a b.jpg ,dog/2.jpg, 0",
+        "0 1 2\n2  3 0\n",
+    ],
+)
+def test_reading(tmp_path, images, text):
+    path = tmp_path / "triplets.csv"
+    path.write_text(text, encoding="utf-8", newline="")
+    assert read_triplets(path, images).tolist() == [[0, 1, 2], [2, 3, 0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "is empty"),
+        ("0,1\n", "line 1 .* has 2 entries"),
+        ("0,1,2\n0,1,4\n", "line 2 .* names row 4, but there are 4 pictures"),
+        ("0,1,bird.jpg", "line 1 .* names 'bird.jpg', which is not among the pictures"),
+        ("0,1,-1", "names '-1'"),
+    ],
+)
+def test_bad_files(tmp_path, images, text, expected):
+    path = tmp_path / "triplets.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=expected):
+        read_triplets(path, images)
+    with pytest.raises(DataError, match="there is no triplet file"):
+        read_triplets(tmp_path / "none", images)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x81")
+    with pytest.raises(DataError, match="cannot be read as text"):
+        read_triplets(tmp_path / "binary", images)
+
+
+def test_cleaning():
+    given = [[0, 1, 2], [3, 3, 1], [0, 1, 2], [1, 0, 3], [1, 3, 0], [2, 0, 2], [4, 1, 1], [4, 1, 0], [1, 2, 3]]
+    rows, notes = clean_triplets(given, 5)
+    assert rows.tolist() == [[0, 1, 2], [4, 1, 0], [1, 2, 3]]
+    assert len(notes) == 3
+    assert "3 triplets are left out because a picture is named twice" in notes[0] and "3, 3, 1" in notes[0]
+    assert "1 triplets are left out because they repeat" in notes[1]
+    assert "2 triplets are left out because others say the opposite" in notes[2]
+    assert clean_triplets(rows, 5)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([[0, 1, 5]], r"1 triplets name pictures outside rows 0 to 4, first triplet 0: \[0, 1, 5\]"),
+        ([[0, 1, 2], [-1, 1, 2]], "first triplet 1"),
+        ([[0, 1]], r"rows of three whole numbers .* \(1, 2\)"),
+        ([[0.5, 1, 2]], "rows of three whole numbers"),
+        ([], "rows of three whole numbers"),
+        ([[0, 1, 2], [0, 2, 1]], "none of the 2 triplets can be learnt from: .*opposite"),
+    ],
+)
+def test_bad_triplets(given, expected):
+    with pytest.raises(DataError, match=expected):
+        clean_triplets(given, 5)
