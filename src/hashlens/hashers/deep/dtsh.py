@@ -229,13 +229,16 @@ class GivenTripletLikelihood(nn.Module):
         self.draws += 1
         if len(mine) > self.MOST:
             mine = rng.choice(mine, self.MOST, replace=False)
-        triplets = self.triplets[mine].to(u.device)
-        seen = ~self.bank[triplets].isnan().any(2).any(1)
-        triplets = triplets[seen]
+        triplets = self.triplets.numpy()[mine]
+        seen = ~self.bank[:, 0].isnan().cpu().numpy()
+        triplets = triplets[seen[triplets].all(1)]
         quantisation = self.lambda_bar * quantisation_error(u)
         if not len(triplets):
             return quantisation, {"active": 0.0}
-        outputs = self.bank.to(u.dtype).index_put((torch.from_numpy(rows).to(u.device),), u)
-        query, positive, negative = (outputs[triplets[:, role]] for role in range(3))
+        members, places = np.unique(triplets, return_inverse=True)  # only these are copied
+        inside = np.isin(rows, members)
+        fresh = torch.from_numpy(np.searchsorted(members, rows[inside])).to(u.device)
+        outputs = self.bank[members].to(u.dtype).index_put((fresh,), u[inside])
+        query, positive, negative = (outputs[role] for role in places.reshape(-1, 3).T)
         gap = (query * (positive - negative)).sum(1) / 2 - self.alpha
         return F.softplus(-gap).mean() + quantisation, {"active": (gap < 0).float().mean().item()}
