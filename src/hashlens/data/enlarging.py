@@ -18,17 +18,23 @@ TAPS = 4  # pixels that a bicubic value depends on, in each direction
 
 def enlarge(pictures: np.ndarray, size: int) -> np.ndarray:
     """(b, h, h, 3) uint8 to (b, size, size, 3) uint8; unlike Pillow, nothing is rounded between the two directions."""
-    start, weights = _bicubic(pictures.shape[1], size)
+    start, weights = _taps(pictures.shape[1], size)
     out = np.empty((len(pictures), size, size, 3), np.uint8)
     in_threads(lambda rows: _enlarge(pictures[rows], out[rows], start, weights), shares(len(pictures)))
     return out
 
 
 @lru_cache
-def _bicubic(size: int, larger: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each new pixel the first old one that it depends on and TAPS weights, read off Pillow's own result."""
+def bicubic(size: int, target: int) -> np.ndarray:
+    """The matrix (target, size) that resizes a column of pixels as Pillow does, read off its own result."""
     unit = Image.fromarray(np.eye(size, dtype=np.float32))
-    matrix = np.asarray(unit.resize((size, larger), Image.Resampling.BICUBIC))  # (larger, size)
+    return np.array(unit.resize((size, target), Image.Resampling.BICUBIC))
+
+
+@lru_cache
+def _taps(size: int, larger: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each new pixel the first old one that it depends on and TAPS weights."""
+    matrix = bicubic(size, larger)
     start = np.array([min(np.flatnonzero(row)[0], size - TAPS) for row in matrix])
     return start, np.stack([row[s : s + TAPS] for row, s in zip(matrix, start, strict=True)])
 

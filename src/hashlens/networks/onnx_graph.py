@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from hashlens.networks.preprocessing import Normalise, bicubic
+from hashlens.data.enlarging import bicubic
+from hashlens.networks.preprocessing import Normalise
 
 
 class UnsupportedModule(Exception):

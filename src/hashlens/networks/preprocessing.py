@@ -7,13 +7,13 @@ not a number (resize rule, order of the colours) goes into its description and c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
+
+from hashlens.data.enlarging import bicubic
 
 AVERAGE = "an average picture, kept with the weights"
 CROP = "shorter side, bicubic, then centre crop"  # what `Images.read` does
@@ -84,13 +84,6 @@ class Normalise(nn.Module):
             with torch.autocast(x.device.type, enabled=False):  # bfloat16 has not even the 8 bits of a picture
                 x = down @ x @ across.T
         return x.mul(self.scale).add(self.shift)
-
-
-@lru_cache
-def bicubic(size: int, target: int) -> np.ndarray:
-    """The matrix (target, size) that resizes a column of pixels as Pillow does, read off its own result."""
-    unit = Image.fromarray(np.eye(size, dtype=np.float32))
-    return np.array(unit.resize((size, target), Image.Resampling.BICUBIC))
 
 
 def _plain(values: float | Sequence[float]) -> Any:
