@@ -27,9 +27,12 @@ LENGTHS = (12, 24, 32, 48)
 # name of the result: arguments of hashlens train
 RUNS = {
     **{f"cifar10-1-dtsh-{n}": ["cifar10", "--bits", f"{n}"] for n in LENGTHS},
-    "cifar10-1-dtsh-32-long": ["cifar10", "--bits", "32", "--image-size", "224", "--epochs", "12"],
+    "cifar10-1-dtsh-32-long": [
+        *("cifar10", "--bits", "32"),
+        *("--image-size", "224", "--frozen-blocks", "11", "--epochs", "14", "--mirror"),
+    ],
     "cifar10-2-dtsh-48": ["cifar10", "--bits", "48", "--protocol", "cifar10-2", "--image-size", "160"],
-    "cifar10-1-dtsh-32-resnet50": ["cifar10", "--bits", "32", "--backbone", "resnet50"],
+    "cifar10-1-dtsh-32-resnet50": ["cifar10", "--bits", "32", "--backbone", "resnet50", "--image-size", "112"],
     "cifar10-1-dtsh-32-triplets": ["cifar10", "--bits", "32", "--triplets", "triplets.csv"],
     **{
         f"mirflickr-{method}-{n}": ["mirflickr25k", "--method", method, "--bits", f"{n}"]

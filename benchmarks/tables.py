@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hashlens.comparison_tables import as_markdown
 from hashlens.progress import duration
 
 ROOT = Path(__file__).parent.parent
@@ -29,18 +30,19 @@ def load() -> dict[str, dict[str, Any]]:
 
 
 def dtsh() -> str:
-    """Every committed run of DTSH with the default network and labels on CIFAR-10, beside the paper's number."""
+    """Every committed run of DTSH with EfficientNet-Lite and labels on CIFAR-10, beside the paper's number."""
     rows = [
-        "| protocol | bits | pixels | MAP | tie-aware | paper (CNN-F) | time, 2 cores | command |",
-        "|---|---:|---:|---:|---:|---:|---:|---|",
+        "| protocol | bits | network | pixels | MAP | tie-aware | paper (CNN-F) | time, cores | command |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---|",
     ]
     own = [r for name, r in load().items() if name.startswith("cifar10-") and not name.endswith(VARIANTS)]
     for result in sorted(own, key=lambda r: (r["protocol"]["name"], r["image_size"], r["n_bits"])):
         paper = f"{result['paper']['map']:.3f}" if result["paper"] else "–"
         rows.append(
-            f"| {SETTINGS[result['protocol']['name']]} | {result['n_bits']} | {result['image_size']} |"
+            f"| {SETTINGS[result['protocol']['name']]} | {result['n_bits']} |"
+            f" {result['backbone'].removeprefix('efficientnet-')} | {result['image_size']} |"
             f" **{result['map']:.3f}** | {result['metrics']['map_tie_aware']:.3f} | {paper} |"
-            f" {duration(result['seconds']['total'])} | `{result['command']}` |"
+            f" {_time(result)} | `{result['command']}` |"
         )
     return "\n".join(rows)
 
@@ -65,34 +67,52 @@ def variants() -> str:
     """Setting 1 at 32 bits with another network, or with triplets instead of labels."""
     names = ["cifar10-1-dtsh-32", *(f"cifar10-1-dtsh-32{variant}" for variant in VARIANTS)]
     rows = [
-        "| network | pixels | learnt from | MAP | tie-aware | time, 2 cores | command |",
+        "| network | pixels | learnt from | MAP | tie-aware | time, cores | command |",
         "|---|---:|---|---:|---:|---:|---|",
     ]
     results = load()
     for result in (results[name] for name in names if name in results):
         learnt_from = "triplets" if "triplets" in result["config"] else "labels"
-        time = duration(result["seconds"]["total"])
         rows.append(
             f"| {result['backbone']} | {result['image_size']} | {learnt_from} | {result['map']:.3f} |"
-            f" {result['metrics']['map_tie_aware']:.3f} | {time} | `{result['command']}` |"
+            f" {result['metrics']['map_tie_aware']:.3f} | {_time(result)} | `{result['command']}` |"
         )
     return "\n".join(rows)
 
 
-TABLES = {"dtsh": dtsh, "mirflickr": mirflickr, "variants": variants}
+def features() -> str:
+    """How well fixed features retrieve by cosine similarity, before any hashing."""
+    found = json.loads((RESULTS / "features" / "mirflickr.json").read_text(encoding="utf-8"))
+    rows = [f"| network | MAP@{found['topk']} by cosine similarity |", "|---|---:|"]
+    return "\n".join([*rows, *(f"| {network} | {value:.3f} |" for network, value in found["map"].items())])
+
+
+def comparison(name: str) -> str:
+    """A comparison of methods, as `hashlens compare` made it: its result.json, committed under this name."""
+    result = json.loads((RESULTS / "comparison" / f"{name}.json").read_text(encoding="utf-8"))
+    return as_markdown(result).rstrip()
+
+
+def _time(result: dict[str, Any]) -> str:
+    return f"{duration(result['seconds']['total'])}, {result['machine']['threads']}"
+
+
+TABLES = {"dtsh": dtsh, "mirflickr": mirflickr, "variants": variants, "features": features, "comparison": comparison}
 
 
 def filled(text: str) -> str:
-    """`text` with every table between `<!-- table NAME -->` and `<!-- end -->` made anew."""
+    """`text` with every table between `<!-- table NAME … -->` and `<!-- end -->` made anew."""
 
     def table(match: re.Match[str]) -> str:
-        return f"<!-- table {match[1]} -->\n{TABLES[match[1]]()}\n<!-- end -->"
+        name, *arguments = match[1].split()
+        return f"<!-- table {match[1]} -->\n{TABLES[name](*arguments)}\n<!-- end -->"
 
-    return re.sub(r"<!-- table (\S+) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)
+    return re.sub(r"<!-- table ([^>]+) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
     for page in PAGES:
         if "--write" in sys.argv:
             page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
-    print("\n\n".join(make() for make in TABLES.values()))
+        else:
+            print(filled(page.read_text(encoding="utf-8")))

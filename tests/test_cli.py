@@ -14,7 +14,8 @@ from PIL import Image
 
 from hashlens import cli
 from hashlens.data import cifar10, make_protocol, open_source
-from hashlens.hashers.deep.training import Stopped
+from hashlens.errors import Stopped
+from hashlens.shards import CodesFolder
 
 
 @pytest.fixture
@@ -106,7 +107,9 @@ def test_train_encode_evaluate_on_a_folder(hashlens, tmp_path):
     code, out, err = hashlens("encode", photos, "--model", run / "model", "--out", codes, "--json")
     assert code == 0, err
     assert json.loads(out) == {"n": 36, "n_bits": 12, "n_skipped": 1, "out": str(codes)}
-    assert len(rows_of(codes / "items.csv")) == 36
+    folder = CodesFolder.open(codes)
+    folder.verify()
+    assert len(folder) == 36 and folder.skipped() == [(str(photos / "circle" / "broken.jpg"), "not a picture")]
 
     code, out, err = hashlens("evaluate", run, "--json")
     assert code == 0, err
@@ -291,6 +294,7 @@ def test_triplets_of_a_folder_without_classes(hashlens, tmp_path, rng):
     page = (run / "report.html").read_text()
     assert "Held-out triplets right" in page and "same label as the query" not in page
     refused(hashlens("train", loose, *SMALL, "--out", tmp_path / "r"), 3, "no class folders")
+    refused(hashlens("evaluate", run), 2, "so it has no MAP")
 
 
 def test_bad_triplets_are_one_sentence(hashlens, tmp_path):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import hashlens
+from hashlens import cli_index, cli_search
+from hashlens.cli_options import COLUMN, FROM_FILE, JSON, QUIET, SEED, TABLES, interruptible
 from hashlens.errors import HashlensError, StorageError, UsageError
 from hashlens.progress import Progress
 
@@ -30,15 +29,8 @@ app = typer.Typer(
 
 data_app = typer.Typer(help="Look at data before training.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-
-JSON = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
-QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
-SEED = Annotated[int, typer.Option(min=0, help="Of the split, the initial weights and the order of pictures.")]
-TABLES: dict[str, Any] = {"rich_help_panel": "Tables and Hugging Face datasets"}
-COLUMN = Annotated[str | None, typer.Option(help="Its name, where it is not the usual one.", **TABLES)]
-FROM_FILE = Annotated[
-    Path | None, typer.Option(help="An archive of CIFAR-10 that you have: cifar-10-python.tar.gz or -binary.")
-]
+app.add_typer(cli_index.app, name="index")
+app.add_typer(cli_search.app)
 
 
 def main() -> None:
@@ -116,14 +108,19 @@ def train(
         str | None, typer.Option(help="efficientnet-lite0/1/2, resnet50, alexnet, cnn-f, small-cnn or hf:NAME.")
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="Weights of the backbone: imagenet-vgg-f.mat for cnn-f.")] = None,
-    features: Annotated[str | None, typer.Option(help="For methods on features: the backbone that makes them.")] = None,
+    features: Annotated[
+        str | None, typer.Option(help="For methods on features: gist, or the backbone that makes them.")
+    ] = None,
     image_size: Annotated[int | None, typer.Option(help="Pixels a side; more is slower and better.")] = None,
     frozen_blocks: Annotated[int | None, typer.Option(help="Leading blocks that are not trained.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training pictures.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Pictures a step.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the pretrained blocks.")] = None,
     head_lr: Annotated[float | None, typer.Option(help="Learning rate of the hash layer.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="Margin in bits.  [default: half the bits]")] = None,
+    mirror: Annotated[
+        bool, typer.Option("--mirror", help="Codes of a picture and its mirror image together: slower and better.")
+    ] = False,
+    alpha: Annotated[float | None, typer.Option(help="Margin of dtsh in bits.  [default: half the bits]")] = None,
     lambda_: Annotated[float | None, typer.Option("--lambda", help="Weight of the quantisation term.")] = None,
     sampling: Annotated[
         str | None,
@@ -163,6 +160,7 @@ def train(
             "batch_size": batch_size,
             "lr": lr,
             "head_lr": head_lr,
+            "mirror": mirror or None,
             "device": device,
         }
         params = {
@@ -195,30 +193,6 @@ def train(
 
 
 @app.command()
-def encode(
-    source: Annotated[str, typer.Argument(help="A folder of pictures (class folders or not), cifar10 or digits.")],
-    model: Annotated[Path, typer.Option(help="Folder of a model, such as runs/NAME/model.")],
-    out: Annotated[Path, typer.Option(help="Folder for codes.safetensors and items.csv.")] = Path("codes"),
-    as_json: JSON = False,
-    quiet: QUIET = False,
-) -> None:
-    """Turn pictures into codes with a trained model."""
-    from hashlens.encoding import encode_source
-    from hashlens.hashers import load
-
-    progress = Progress(quiet)
-    result = encode_source(load(model), source, out, progress)
-    if as_json:
-        print(json.dumps(result))
-    else:
-        print(
-            f"{result['n']:,} codes of {result['n_bits']} bits in {out}/codes.safetensors, their pictures in items.csv"
-        )
-        if result["n_skipped"]:
-            print(f"{result['n_skipped']:,} pictures could not be read: see {out}/skipped.csv")
-
-
-@app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     topk: Annotated[int | None, typer.Option(help="Cut the ranking at this many results.")] = None,
@@ -238,6 +212,109 @@ def evaluate(
         f"precision within 2 bits {rows['precision_radius_2']:.4f}"
         f" ({rows['empty_radius_2']:.1%} of the queries find nothing there and count 0)"
     )
+
+
+@app.command()
+def features(
+    source: Annotated[str, typer.Argument(help="cifar10, digits, a table (.csv) of paths and labels, or a folder.")],
+    kind: Annotated[str, typer.Option(help="gist, deep, or the name of a backbone.")] = "deep",
+    out: Annotated[Path, typer.Option(help="Where to write them: (n, d) float32.")] = Path("features.npy"),
+    from_file: FROM_FILE = None,
+    as_json: JSON = False,
+    quiet: QUIET = False,
+) -> None:
+    """Turn pictures into fixed features, one row each, for methods on features or for other programs."""
+    import numpy as np
+
+    from hashlens.data import open_source
+    from hashlens.features import backbone_of, picture_features
+    from hashlens.files import replacing, require_room
+
+    progress = Progress(quiet)
+    images = open_source(source, from_file=from_file, progress=progress.say, labelled=False).images
+    found = picture_features(images, backbone_of(kind), progress=progress)
+    require_room(out.parent, found.nbytes, "the features")
+    with replacing(out) as temporary, temporary.open("wb") as file:
+        np.save(file, found)
+    result = {"n": len(found), "n_features": found.shape[1], "kind": backbone_of(kind), "out": str(out)}
+    print(json.dumps(result) if as_json else f"{len(found):,} rows of {found.shape[1]} features in {out}")
+
+
+@app.command()
+def compare(
+    source: Annotated[str, typer.Argument(help="cifar10, digits, a table (.csv) of paths and labels, or a folder.")],
+    methods: Annotated[str, typer.Option(help="Between commas; see: hashlens methods")],
+    bits: Annotated[str, typer.Option(help="Lengths of the codes, between commas.")] = "12,24,32,48",
+    features: Annotated[
+        str, typer.Option(help="For methods on features: gist, deep (efficientnet-lite0), nuswide-1134 or a backbone.")
+    ] = "deep",
+    seeds: Annotated[int, typer.Option(help="How many: 0, 1 and so on, of the methods; the split stays.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder of the comparison.  [default: comparisons/SOURCE]")] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(help="cifar10-1, cifar10-2, nuswide-1 or nuswide-2 (the paper's), mirflickr, or split."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
+    backbone: Annotated[str | None, typer.Option(help="For methods that train a network.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weights of that backbone, such as imagenet-vgg-f.mat.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Pixels a side, for methods that train a network.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training pictures, for the same.")] = None,
+    path_column: COLUMN = None,
+    label_column: COLUMN = None,
+    split_column: COLUMN = None,
+    separator: Annotated[str | None, typer.Option(help="Between the labels of a picture.", **TABLES)] = None,
+    from_file: FROM_FILE = None,
+    as_json: JSON = False,
+    quiet: QUIET = False,
+) -> None:
+    """Compare methods by MAP, beside printed numbers: tables, plots and a report. What is finished is kept."""
+    from hashlens import comparison
+    from hashlens.comparison_tables import as_text
+
+    progress = Progress(quiet)
+    columns = {"path": path_column, "labels": label_column, "split": split_column, "separator": separator}
+    config = {"source": source} | _given({"columns": _given(columns) or None})
+    settings: dict[str, Any] = {
+        "backbone": backbone,
+        "weights": None if weights is None else str(weights),
+        "image_size": image_size,
+    }
+    if epochs is not None:
+        from hashlens.hashers.deep.training import Training
+
+        settings["training"] = Training(epochs=epochs)
+    out = out or Path("comparisons") / Path(source).resolve().name
+    with interruptible() as stop:
+        result = comparison.compare(
+            _open(config, from_file, progress),
+            protocol,
+            _listed(methods),
+            _lengths(bits),
+            _listed(features),
+            seeds,
+            out,
+            split_seed=seed,
+            settings=_given(settings),
+            commands=[" ".join(["hashlens", *sys.argv[1:]])],
+            progress=progress,
+            stop=stop,
+        )
+    print(json.dumps(result) if as_json else as_text(result))
+    if not result["n_finished"]:
+        raise typer.Exit(1)
+    if not as_json:
+        print(f"report   {out / 'report.html'}\ntables   {out}/table.csv, table.md, table.tex")
+
+
+def _listed(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _lengths(text: str) -> list[int]:
+    try:
+        return [int(word) for word in _listed(text)]
+    except ValueError as error:
+        raise UsageError(f"--bits takes whole numbers between commas, such as 12,24,32,48, not {text}") from error
 
 
 @data_app.command()
@@ -338,7 +415,7 @@ def _make(config: dict[str, Any], n_train: int = 5_000) -> Hasher:
         raise UsageError(f"{method} does not learn from triplets; leave out --triplets, or choose --method dtsh")
     if "preset" in config:
         if config["preset"] != "published" or not hasattr(cls, "published"):
-            raise UsageError(f"there is no preset '{config['preset']}' for {method}; dtsh has published")
+            raise UsageError(f"there is no preset '{config['preset']}' for {method}; dtsh and dpsh have published")
         return cls.published(params.pop("n_bits"), n_train, **params)
     if "training" in params:
         params["training"] = Training(**params["training"])
@@ -366,7 +443,7 @@ def _run(
     if replace:
         (out / "checkpoint.safetensors").unlink(missing_ok=True)
     command = " ".join(["hashlens", *sys.argv[1:]])
-    with _interruptible() as stop:
+    with interruptible() as stop:
         return runs.run(source, protocol, hasher, out, config=config, commands=[command], progress=progress, stop=stop)
 
 
@@ -374,25 +451,6 @@ def _weights_or_say_why() -> None:
     from hashlens.networks.weights import pretrained_weights
 
     pretrained_weights("efficientnet-lite0")
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Within, the first Ctrl-C is a request to save and stop; the second stops at once."""
-    asked = False
-
-    def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        print("finishing the step and saving; press Ctrl-C again to stop at once", file=sys.stderr)
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _finish(result: dict[str, Any], out: Path, as_json: bool, following: str) -> None:

@@ -1,39 +1,307 @@
-"""Encoding: a hasher and a source of pictures in, a folder with codes and the list of their pictures out."""
+"""Encoding: a model and a source of pictures of any size in, a folder with codes and the list of their pictures out.
+
+The list of pictures is made first and kept (see data/listing.py); its rows are cut into shards by position. A shard is
+encoded and written as a whole, so the same command goes on where the last one ended, whatever ended it. Each picture
+is decoded once; one that cannot be read has no code, and skipped.csv says why. Memory does not grow with the number of
+pictures but for their paths.
+
+With part i/n, n machines encode one list without knowing of each other: each makes every n-th shard, in a folder
+part-i-of-n of its own below the one that is given. `shards.open_together` reads the folders as one.
+"""
 
 from __future__ import annotations
 
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hashlens.data import SOURCES, open_source
-from hashlens.errors import DataError
-from hashlens.files import write_csv
+import numpy as np
+import pyarrow as pa
+
+from hashlens.codes import Codes
+from hashlens.data import Columns
+from hashlens.data.listing import ListedImages, Listing, list_pictures
+from hashlens.errors import DataError, MismatchError, Stopped, StorageError, UsageError
+from hashlens.files import require_room
 from hashlens.progress import Progress
+from hashlens.shards import MANIFEST, SHARD_SIZE, CodesFolder, alone_in, describe_model
+from hashlens.threads import blocks, work_ahead
 
 if TYPE_CHECKING:
+    from hashlens.data.images import Images
+
+FINISH_SECONDS = 10  # a shard that is nearly done is finished even when asked to stop
+PROJECTED = 1_024  # rows of features that are projected at once
+A_SHARD = 10_000  # bytes that a shard takes beside its rows
+A_LIST = "a list"  # what a source is called that has no name
+
+
+class Encoder(Protocol):
+    """A hasher, an exported model, or anything else that makes codes of pictures."""
+
+    n_bits: int
+
+    def encode(self, X: Any, /) -> Codes: ...
+
+
+def encode_source(
+    encoder: Encoder,
+    source: str | Sequence[str],
+    out: Path,
+    progress: Progress,
+    *,
+    model: Path | None = None,
+    columns: Columns | None = None,
+    shard_size: int = SHARD_SIZE,
+    part: tuple[int, int] = (1, 1),
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Encode what the folder `out` has not got yet.
+
+    Parameters
+    ----------
+    source : a folder, pattern, list, table, tar files or data set (see data/listing.py), or a sequence of paths.
+    model : the folder that the encoder was loaded from; without it the encoder is identified by saving it.
+    columns : of a table.
+    part : (i, n): make every n-th shard, from the i-th on, in the folder part-i-of-n below `out`.
+    stop : asked all the time; when it says so, the shard at work is dropped unless it is nearly done.
+    """
+    out = part_folder(out, part)
+    if shard_size < 1:
+        raise UsageError(f"a shard holds 1 picture or more, not {shard_size}")
+    listing = list_pictures(source, columns, progress.say)
+    with alone_in(out):
+        folder, pictures = begin(
+            listing, source, out, progress, encoder.n_bits, identify(encoder, model), shard_size, part
+        )
+        if missing := folder.missing():
+            encode = encode_function(encoder)
+            rows = [shard_rows(folder, number) for number in missing]
+            with progress.bar("pictures", sum(place.stop - place.start for place in rows)) as advance:
+                for number, place in zip(missing, rows, strict=True):
+                    if stop():
+                        raise _stopped(folder)
+                    table = pictures.slice(place.start, place.stop - place.start)
+                    images = ListedImages(
+                        table,
+                        _Watch(len(table), advance, stop, folder),
+                        None if listing.images is None else listing.images[place],
+                    )
+                    codes = encode(images)
+                    write_shard(folder, number, codes, *images.items(), images.skipped(), progress)
+        return finish(folder)
+
+
+def shard_rows(folder: CodesFolder, number: int) -> slice:
+    """The rows of the list that are in a shard."""
+    return slice(number * folder.shard_size, min((number + 1) * folder.shard_size, folder.n_listed))
+
+
+def part_folder(out: Path, part: tuple[int, int]) -> Path:
+    i, n_parts = part
+    if not 1 <= i <= n_parts:
+        raise UsageError(f"there is no part {i} of {n_parts}; parts are numbered from 1")
+    if n_parts > 1 and (out / MANIFEST).exists():
+        raise UsageError(f"{out} holds codes that were not made in parts; choose another --out for the parts")
+    return out if n_parts == 1 else out / f"part-{i}-of-{n_parts}"
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """
+    >>> parse_part("3/16")
+    (3, 16)
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    i, n_parts = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= i <= n_parts:
+        raise UsageError(f"a part is given as 3/16, the third of sixteen, not as {text!r}")
+    return i, n_parts
+
+
+def begin(
+    listing: Listing,
+    source: str | Sequence[str],
+    out: Path,
+    progress: Progress,
+    n_bits: int,
+    model: dict[str, str],
+    shard_size: int = SHARD_SIZE,
+    part: tuple[int, int] = (1, 1),
+) -> tuple[CodesFolder, pa.Table]:
+    """The folder, new or with what is already there verified, and the pictures that it is to hold."""
+    name = _name(source)
+    n_code_bytes = -(-n_bits // 8)
+    folder = CodesFolder.create(
+        out,
+        n_bits=n_bits,
+        model=model,
+        shard_size=shard_size,
+        pictures=listing.table,
+        source=name,
+        part=part,
+        skipped=listing.skipped if part[0] == 1 else [],  # once is enough
+    )
+    damaged = folder.damaged()
+    for shard, damage in damaged:
+        progress.say(f"{shard.name} is damaged ({damage}): made again, {shard.n:,} pictures")
+    folder.drop(shard for shard, _ in damaged)
+    missing = folder.missing()
+    pictures = _pictures(folder, listing.table, bool(missing), progress)
+    progress.say(f"encode  {folder.n_listed:,} pictures of {name} → {out}/   {n_bits} bits, {n_code_bytes} bytes each")
+    if folder.shards:
+        progress.say(
+            f"resume  {len(folder.shards):,} shards found and verified, {len(missing):,} to go: {len(folder):,} codes"
+        )
+    if missing:
+        each = n_code_bytes + 16 + pictures.nbytes / len(pictures)
+        n_bytes = min(len(missing) * shard_size, len(pictures)) * each + len(missing) * A_SHARD
+        require_room(out, int(n_bytes), "the codes")
+    return folder, pictures
+
+
+def _pictures(folder: CodesFolder, given: pa.Table, needed: bool, progress: Progress) -> pa.Table:
+    """The pictures that the folder was begun with, even if the source has changed since."""
+    if not folder.changed(given):
+        return given
+    if folder.source in ("-", A_LIST) or "offset" in given.column_names:  # where a tar file was may be anything now
+        raise MismatchError(
+            f"{folder.path} was begun with another list of pictures; give the same, or choose another --out"
+        )
+    progress.say(
+        f"note: the pictures of {folder.source} are not those that {folder.path} was begun with, which are encoded;"
+        " encode new ones into another folder, with --out"
+    )
+    return folder.pictures() if needed else given
+
+
+def write_shard(
+    folder: CodesFolder,
+    number: int,
+    codes: Codes,
+    good: np.ndarray,
+    items: pa.Table,
+    skipped: list[tuple[str, str]],
+    progress: Progress,
+) -> None:
+    """Add the good ones of a shard's codes to the folder."""
+    n_safe = len(folder.shards)
+    try:
+        folder.append(codes[good], items, skipped, number)
+    except StorageError as error:
+        raise StorageError(f"{error.message} ({n_safe:,} shards are complete and safe)") from error
+    if skipped:
+        path, why = skipped[0]
+        progress.say(f"shard {number}: {len(skipped):,} pictures skipped, first {path} ({why})")
+
+
+def finish(folder: CodesFolder) -> dict[str, Any]:
+    """Say that all is done, and what there is."""
+    folder.finish()
+    if folder.shards and not len(folder):
+        path, why = folder.skipped()[-1]
+        raise DataError(
+            f"no picture of {folder.source} can be read ({folder.n_skipped:,} looked at, last {path}: {why});"
+            f" see {folder.path / 'skipped.csv'}"
+        )
+    return {"n": len(folder), "n_bits": folder.n_bits, "n_skipped": folder.n_skipped, "out": str(folder.path)}
+
+
+class _Watch:
+    """Counts the pictures of a shard that have been read, from several threads, and stops the work when asked to."""
+
+    def __init__(self, n: int, advance: Callable[[int], None], stop: Callable[[], bool], folder: CodesFolder):
+        self._n, self._left = n, n
+        self._advance, self._stop, self._folder = advance, stop, folder
+        self._lock = Lock()
+        self._start = time.monotonic()
+
+    def __call__(self, n: int) -> None:
+        with self._lock:
+            self._left -= n
+            self._advance(n)
+            seconds_each = (time.monotonic() - self._start) / (self._n - self._left)
+            if self._stop() and self._left * seconds_each > FINISH_SECONDS:
+                raise _stopped(self._folder)
+
+
+def _stopped(folder: CodesFolder) -> Stopped:
+    return Stopped(
+        f"stopped; {len(folder.shards):,} shards are complete in {folder.path}/, the same command goes on with the next"
+    )
+
+
+def encode_function(encoder: Encoder) -> Callable[[Images], Codes]:
+    """What makes the codes of a shard's pictures.
+
+    A method on fixed features would keep those in the cache, a thousand times the size of the codes: here they are used
+    as they come and forgotten.
+    """
+    if not getattr(encoder, "takes_pictures_", False):
+        return encoder.encode
     from hashlens.hashers.base import Hasher
 
+    hasher: Any = encoder
+    features = _feature_function(hasher.features)
 
-def encode_source(hasher: Hasher, source: str, out: Path, progress: Progress) -> dict[str, Any]:
-    """Row i of codes.safetensors is line i of items.csv; what could not be read is only in skipped.csv."""
-    from hashlens.data.folder import find_pictures
-    from hashlens.data.images import FileImages, Images, check_readable
+    def encode(images: Images) -> Codes:
+        codes, waiting, n = [], [], 0
+        for batch in features(images):
+            waiting.append(batch)
+            n += len(batch)
+            if n == len(images) or sum(map(len, waiting)) >= PROJECTED:
+                codes.append(Codes.from_relaxed(Hasher.project(hasher, np.concatenate(waiting))))
+                waiting = []
+        return Codes.concatenate(codes)
 
-    images: Images
-    skipped: list[tuple[str, str]] = []
-    if source in SOURCES:
-        images = open_source(source, progress=progress.say).images
-    else:
-        root = Path(source).expanduser()
-        if not root.is_dir():
-            raise DataError(f"there is no folder {source}; give a folder of pictures")
-        found = find_pictures(root)
-        readable, skipped = check_readable(found, root, progress.say)
-        if not readable:
-            raise DataError(f"no picture in {source} can be read ({len(found):,} looked at); check the path")
-        images = FileImages(root, readable)
-    codes = hasher.encode(images, progress=progress)
-    codes.save(out / "codes.safetensors")
-    write_csv(out / "items.csv", ["path"], [(name,) for name in images.names])
-    write_csv(out / "skipped.csv", ["path", "reason"], skipped)
-    return {"n": len(codes), "n_bits": codes.n_bits, "n_skipped": len(skipped), "out": str(out)}
+    return encode
+
+
+def _feature_function(kind: str) -> Callable[[Images], Iterator[np.ndarray]]:
+    """Batches of features, the same numbers as those of `features.picture_features`."""
+    from hashlens.features import GIST
+
+    if kind == GIST:
+        from threadpoolctl import threadpool_limits
+
+        from hashlens.features.gist import BATCH, SIZE, describe
+
+        def gist(images: Images) -> Iterator[np.ndarray]:
+            with threadpool_limits(1, user_api="blas"):  # each core multiplies matrices of its own batch
+                yield from work_ahead(
+                    lambda rows: describe(images.read(np.arange(rows.start, rows.stop), SIZE)),
+                    blocks(len(images), BATCH),
+                )
+
+        return gist
+    from hashlens.features.deep import forward_all
+    from hashlens.networks import build_blocks, network_info
+    from hashlens.networks.inference import choose_device, choose_precision
+
+    device = choose_device()
+    precision = choose_precision(device=device)
+    module, size = build_blocks(kind).eval(), network_info(kind).size
+
+    def features(images: Images) -> Iterator[np.ndarray]:
+        for _, outputs in forward_all(module, images, size, device=device, precision=precision):
+            yield outputs.astype(np.float16).astype(np.float32)  # what the cache would have kept
+
+    return features
+
+
+def identify(encoder: Any, folder: Path | None) -> dict[str, str]:
+    """Fingerprint and name of a model; an exported one passes for the model that it came from."""
+    if isinstance(known := getattr(encoder, "model", None), dict):
+        return known
+    if folder is not None:
+        return describe_model(folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        encoder.save(temporary)
+        return describe_model(temporary) | {"name": f"{encoder.name}-{encoder.n_bits}"}
+
+
+def _name(source: str | Sequence[str]) -> str:
+    return source if isinstance(source, str) else A_LIST

@@ -41,3 +41,9 @@ class StorageError(HashlensError):
 
 class DownloadError(HashlensError):
     exit_code = 7
+
+
+class Stopped(HashlensError):
+    """Stopped on request; what was finished is saved."""
+
+    exit_code = 130

@@ -8,7 +8,7 @@ from typing import Any
 from hashlens.codes import Codes
 from hashlens.data import open_source
 from hashlens.data.protocols import Protocol
-from hashlens.errors import MismatchError
+from hashlens.errors import MismatchError, UsageError
 from hashlens.runs import columns_of, load_config, load_result
 
 
@@ -16,7 +16,8 @@ def evaluate_run(run: Path, topk: int | None = None) -> dict[str, Any]:
     from hashlens.metrics import DEFINITIONS, evaluate_ranking
 
     config = load_config(run)
-    load_result(run)
+    if load_result(run)["map"] is None:
+        raise UsageError(f"the pictures of {run} have no labels, so it has no MAP; see triplets_right in result.json")
     protocol = Protocol.load(run / "split.json")
     labels = open_source(config["source"], columns=columns_of(config)).labels
     protocol.check(len(labels))

@@ -11,6 +11,7 @@ import html
 import io
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,13 @@ from hashlens.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from PIL.Image import Image
 
 GREEN, RED = "#1a7f37", "#cf222e"
 INK, GREY, BLUE = "#1f2328", "#59636e", "#0969da"
+# Stand-ins: matplotlib does not know CSS colours, so these two are exchanged in its output.
+PAGE_INK, PAGE_ACCENT = "#010203", "#040506"
 
 CURVES = {
     "loss": "Loss",
@@ -62,6 +66,10 @@ DPI = 200
 
 def retrieval_figure(rows: list[Neighbours], path: Path, *, title: str) -> None:
     """Write a PNG with one query a row: the query at the left, its nearest pictures at the right."""
+    save_png(draw_retrieval(rows, title=title), path)
+
+
+def draw_retrieval(rows: list[Neighbours], *, title: str) -> Figure:
     if not rows:
         raise ValueError("a retrieval figure needs at least one query")
     from matplotlib.figure import Figure
@@ -113,7 +121,7 @@ def retrieval_figure(rows: list[Neighbours], path: Path, *, title: str) -> None:
         f"bits: how many of the {lengths} differ from the query's code",
         size=8,
     )
-    _save_png(figure, path)
+    return figure
 
 
 def _picture(axes: Axes, image: Image, left: float, top: float) -> None:
@@ -166,7 +174,7 @@ def _short(label: str) -> str:
     return label if len(label) <= 16 else label[:15] + "…"
 
 
-def _save_png(figure: Any, path: Path) -> None:
+def save_png(figure: Figure, path: Path) -> None:
     with replacing(path) as temporary:
         # Without matplotlib's version in the file, equal pictures are equal files.
         figure.savefig(temporary, format="png", metadata={"Software": None})
@@ -191,7 +199,7 @@ def curves_figure(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.set_xlabel("epoch", fontsize=9, color=INK)
         _line(axes, epochs, values, color=BLUE, ink=INK)
         _epoch_axis(axes)
-    _save_png(figure, path)
+    save_png(figure, path)
 
 
 def curve(metrics: Sequence[Mapping[str, Any]], column: str) -> tuple[list[float], list[float]]:
@@ -210,6 +218,11 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float], *, color: str, ink
     # Points show where few values were measured; on a long line they would only thicken it.
     axes.plot(x, y, color=color, linewidth=1.8, marker="o" if len(x) <= 20 else "", markersize=4)
     axes.set_ylim(0, max(*y, 0) * 1.08 or 1)
+    plain_axes(axes, ink)
+
+
+def plain_axes(axes: Axes, ink: str) -> None:
+    """Two axes and a faint grid."""
     axes.grid(color=ink, alpha=0.15, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(ink)
@@ -241,20 +254,15 @@ def svg_line(
     `--accent`, so the plot follows light and dark pages. `unit_square` shows both axes from 0 to 1, `log_x`
     spaces x by ratio, `epochs` marks whole numbers of x only.
     """
-    import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 
-    # Stand-ins: matplotlib does not know CSS colours, so these two are exchanged in its output.
-    ink, accent = "#010203", "#040506"
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hashlens", "font.family": "sans-serif"}):
+    with svg_style():
         figure = Figure(figsize=(4.4, 2.9), layout="constrained")
-        figure.patch.set_visible(False)
         axes = figure.add_subplot()
-        axes.patch.set_visible(False)
-        axes.set_xlabel(x_label, fontsize=9, color=ink, parse_math=False)
-        axes.set_ylabel(y_label, fontsize=9, color=ink, parse_math=False)
-        _line(axes, x, y, color=accent, ink=ink)
+        axes.set_xlabel(x_label, fontsize=9, color=PAGE_INK, parse_math=False)
+        axes.set_ylabel(y_label, fontsize=9, color=PAGE_INK, parse_math=False)
+        _line(axes, x, y, color=PAGE_ACCENT, ink=PAGE_INK)
         if unit_square:
             axes.set(xlim=(0, 1), ylim=(0, 1.02))
         if log_x and 0 < min(x) < max(x):
@@ -264,12 +272,32 @@ def svg_line(
             axes.xaxis.set_minor_locator(NullLocator())
         if epochs:
             _epoch_axis(axes)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    svg = file.getvalue()
+        return svg_element(figure, name, text)
+
+
+def svg_style() -> AbstractContextManager[None]:
+    """Within, figures are drawn and written with text as text, the same bytes for the same numbers."""
+    import matplotlib
+
+    return matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hashlens", "font.family": "sans-serif"})
+
+
+def svg_text(figure: Figure) -> str:
+    """A whole SVG file."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return file.getvalue()
+
+
+def svg_element(figure: Figure, name: str, text: str) -> str:
+    """A figure that was drawn with PAGE_INK as an `<svg>` element for a page; `name` and `text` as in `svg_line`."""
+    figure.patch.set_visible(False)
+    for axes in figure.axes:
+        axes.patch.set_visible(False)
+    svg = svg_text(figure)
     svg = svg[svg.index("<svg") :]  # HTML wants no XML declaration and no doctype here
     # Inside a page, matplotlib's style element would apply to the whole page.
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    svg = svg.replace(ink, "currentColor").replace(accent, f"var(--accent, {BLUE})")
+    svg = svg.replace(PAGE_INK, "currentColor").replace(PAGE_ACCENT, f"var(--accent, {BLUE})")
     return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(text)}" ', 1)

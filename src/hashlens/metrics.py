@@ -255,6 +255,13 @@ def evaluate_codes(
     }
 
 
+def average_precisions(
+    query: Codes, database: Codes, query_labels: Labels | Any, database_labels: Labels | Any, topk: int | None = None
+) -> np.ndarray:
+    """(q,) float64: of each query, whose mean is the "map" of `evaluate_codes`; NaN where a query is left out."""
+    return evaluate_ranking(query, database, query_labels, database_labels, topk=topk).average_precision()
+
+
 def _per_class(ap: np.ndarray, labels: Labels) -> dict[str, float]:
     """Mean of the queries of each class; empty for label sets, where a query belongs to several."""
     if labels.multi:

@@ -1,7 +1,7 @@
-"""Report: a run's result, pictures and training log come in, one HTML file that needs no network goes out.
+"""Reports: the result of a run or of a comparison comes in, one HTML file that needs no network goes out.
 
-Every part of a result is optional: what is missing is left out of the page, so an old or a half-finished run
-still gives a report. All choosing and formatting is done here; the template only lays the parts out.
+Every part of a run's result is optional: what is missing is left out of the page, so an old or a half-finished run
+still gives a report. All choosing and formatting is done here; the templates only lay the parts out.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from hashlens.figures import CURVES, Neighbours, curve, svg_line
 from hashlens.files import write_text
+from hashlens.published import NOT_COMPARABLE
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from hashlens.comparison_tables import Table
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,10 @@ def write_report(
     `result` is the JSON of the run, `metrics` the rows of its metrics.csv, `commands` what to type to get the
     same run again. `best` and `worst` are queries to show beside the ordinary examples in `neighbours`.
     """
-    import jinja2
-
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["data_uri"] = _data_uri
-    template = resources.files("hashlens").joinpath("report.html.j2").read_text(encoding="utf-8")
     examples = {"Examples": neighbours, "Best queries": best, "Worst queries": worst}
-    page = environment.from_string(template).render(
+    _write_page(
+        path,
+        "report.html.j2",
         title=title,
         headline=_headline(result),
         definition=_part(result, "metrics").get("definition"),
@@ -68,7 +68,77 @@ def write_report(
         environment=[*_flat(_part(result, "versions")), *_flat(_part(result, "machine"))],
         commands=commands,
     )
-    write_text(path, page + "\n")
+
+
+def write_comparison(
+    path: Path,
+    *,
+    title: str,
+    result: Mapping[str, Any],
+    table: Table,
+    numbers: Table,
+    mark: str,
+    plots: Sequence[Plot],
+    commands: Sequence[str] = (),
+) -> None:
+    """Write the report of a comparison from its tables and plots; `mark` is that of printed numbers that differ."""
+    asked = {"Methods": result.get("methods"), "Bits": result.get("bits"), "Seeds": result.get("seeds")}
+    _write_page(
+        path,
+        "comparison.html.j2",
+        title=title,
+        table=table,
+        numbers=numbers,
+        mark=mark,
+        plots=plots,
+        settings=[*_settings(result), *_flat(asked)],
+        environment=[*_flat(_part(result, "versions")), *_flat(_part(result, "machine"))],
+        commands=commands,
+    )
+
+
+def write_reproduction(
+    path: Path,
+    *,
+    title: str,
+    paper: str,
+    scales: Sequence[str],
+    sections: Sequence[Mapping[str, Any]],
+    environment: Mapping[str, Any],
+    mark: str,
+    commands: Sequence[str] = (),
+) -> None:
+    """Write the page of a reproduction.
+
+    A section has target, title, scale, outcomes, tables (each with title and table), notes, plots, and pictures (each
+    with title, words and uri).
+    """
+    outcomes = [outcome for section in sections for outcome in section["outcomes"]]
+    _write_page(
+        path,
+        "reproduction.html.j2",
+        title=title,
+        paper=paper,
+        scales=scales,
+        sections=sections,
+        outcomes=outcomes,
+        environment=[*_flat(_part(environment, "versions")), *_flat(_part(environment, "machine"))],
+        mark=mark,
+        commands=commands,
+    )
+
+
+def _write_page(path: Path, template: str, **parts: Any) -> None:
+    import jinja2
+
+    def read(name: str) -> str:
+        return resources.files("hashlens").joinpath(name).read_text(encoding="utf-8")
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(read), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["data_uri"] = _data_uri
+    write_text(path, environment.get_template(template).render(parts) + "\n")
 
 
 def _part(result: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -90,9 +160,10 @@ def _headline(result: Mapping[str, Any]) -> dict[str, str] | None:
     if theirs is not None:
         # The difference of the numbers as they are shown, so that a reader's own subtraction agrees.
         difference = round(ours, 3) - round(theirs, 3)
+        but = f" ({NOT_COMPARABLE})" if paper.get("comparable") is False else ""
         headline |= {
             "paper": f"{theirs:.3f}",
-            "source": str(paper.get("source") or "the paper"),
+            "source": str(paper.get("source") or "the paper") + but,
             "difference": f"{difference:+.3f}".replace("-", "−"),
         }
     return headline

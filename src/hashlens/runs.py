@@ -16,9 +16,8 @@ from __future__ import annotations
 import json
 import platform
 import time
-import tomllib
 from collections.abc import Callable
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ import hashlens
 from hashlens.errors import DataError, UsageError
 from hashlens.files import require_room, storage_errors, write_csv, write_json
 from hashlens.progress import Progress, duration
+from hashlens.published import NOT_COMPARABLE, published
 
 if TYPE_CHECKING:
     from hashlens.codes import Codes
@@ -60,7 +60,7 @@ def run(
     write_csv(out / "skipped.csv", ["path", "reason"], source.skipped)
 
     seconds: dict[str, float] = {}
-    rows = protocol.train if hasher.supervised else protocol.database  # labels are scarce, pictures are not
+    rows = learning_rows(hasher, protocol)
     supervision: dict[str, Any] = {"y": source.labels[rows]}
     held_out = None
     if "triplets" in config:
@@ -95,16 +95,9 @@ def run(
         "n_bits": hasher.n_bits,
         "source": source.name,
         "map": scores.get("map"),
-        "paper": published(protocol.name, hasher.name, hasher.n_bits),
+        "paper": published(protocol.name, hasher.name, hasher.n_bits, learnt_on(hasher)),
         "metrics": scores,
-        "protocol": {
-            "name": protocol.name,
-            "seed": protocol.seed,
-            "n_train": len(protocol.train),
-            "n_query": len(protocol.query),
-            "n_database": len(protocol.database),
-            "split_hash": protocol.fingerprint(),
-        },
+        "protocol": protocol_facts(protocol),
         "backbone": getattr(hasher, "backbone_", None),
         "image_size": getattr(hasher, "image_size_", None),
         "epochs": len(history) or None,
@@ -119,6 +112,27 @@ def run(
     write_json(out / "result.json", result)
     (out / "checkpoint.safetensors").unlink(missing_ok=True)  # its work is done
     return result
+
+
+def learning_rows(hasher: Hasher, protocol: Protocol) -> np.ndarray:
+    """The rows that a method is fitted on: labels are scarce, so supervised ones have the training rows only."""
+    return protocol.train if hasher.supervised else protocol.database
+
+
+def learnt_on(hasher: Hasher) -> str:
+    """The backbone of a network that was trained, or the name of the fixed features."""
+    return getattr(hasher, "backbone_", "") or getattr(hasher, "features", "")
+
+
+def protocol_facts(protocol: Protocol) -> dict[str, Any]:
+    return {
+        "name": protocol.name,
+        "seed": protocol.seed,
+        "n_train": len(protocol.train),
+        "n_query": len(protocol.query),
+        "n_database": len(protocol.database),
+        "split_hash": protocol.fingerprint(),
+    }
 
 
 def score(query: Codes, database: Codes, source: Source, protocol: Protocol) -> dict[str, Any]:
@@ -164,15 +178,6 @@ def nearest(query: Codes, database: Codes, source: Source, protocol: Protocol) -
     return found
 
 
-def published(protocol: str, method: str, n_bits: int) -> dict[str, Any] | None:
-    """The printed MAP of a method, if there is one for this protocol and number of bits."""
-    table = tomllib.loads(resources.files("hashlens").joinpath("published.toml").read_text(encoding="utf-8"))
-    entry = table.get(protocol, {}).get(method)
-    if entry is None or str(n_bits) not in entry["map"]:
-        return None
-    return {"map": entry["map"][str(n_bits)], "source": entry["source"]}
-
-
 def headline(result: dict[str, Any]) -> str:
     """MAP with its definition and, where there is one, the paper's number."""
     scores = result["metrics"]
@@ -182,8 +187,9 @@ def headline(result: dict[str, Any]) -> str:
         lines.append(f"    {scores['map_tie_aware']:.4f}   tie-aware: expected over every order of equal distances")
     if "triplets_right" in scores:
         lines.append(f"triplets {scores['triplets_right']:.1%} right of those held out of training")
-    if result["paper"]:
-        lines.append(f"    {result['paper']['map']:.3f}    the paper, {result['paper']['source']}")
+    if paper := result["paper"]:
+        but = "" if paper.get("comparable", True) else f" ({NOT_COMPARABLE})"
+        lines.append(f"    {paper['map']:.3f}    the paper, {paper['source']}{but}")
     p, counts = result["protocol"], result["seconds"]
     lines.append(
         f"protocol {p['name']}, seed {p['seed']}: {p['n_train']:,} training, {p['n_query']:,} queries,"

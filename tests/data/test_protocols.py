@@ -17,6 +17,7 @@ from hashlens.data.protocols import (
     folder_split,
     given_split,
     natural_protocol,
+    with_training_size,
 )
 from hashlens.errors import DataError
 
@@ -305,3 +306,57 @@ def test_a_given_split_needs_queries_and_others(words):
 def test_the_database_of_a_given_split_is_not_in_the_order_of_the_rows():
     protocol = given_split(["test"] + ["train"] * 100, "x")
     assert sorted(protocol.database) == list(range(1, 101)) != protocol.database.tolist()
+
+
+def test_unseen_classes_of_cifar10(cifar10):
+    protocol = PROTOCOLS["unseen"](cifar10, 0)
+    protocol.check(60000)
+    assert (len(protocol.train), len(protocol.query), len(protocol.database)) == (3500, 300, 17700)
+    learnt, asked, searched = (
+        np.unique(cifar10.values[rows]) for rows in (protocol.train, protocol.query, protocol.database)
+    )
+    assert len(learnt) == 7 and np.array_equal(asked, searched) and not np.intersect1d(learnt, asked).size
+    assert (np.bincount(cifar10.values[protocol.query], minlength=10)[asked] == 100).all()
+    assert (np.bincount(cifar10.values[protocol.train], minlength=10)[learnt] == 500).all()
+    assert ", ".join(cifar10.names[c] for c in asked) in protocol.description
+    again, other = (PROTOCOLS["unseen"](cifar10, seed) for seed in (0, 1))
+    assert again.fingerprint() == protocol.fingerprint() != other.fingerprint()
+    chosen = {tuple(np.unique(cifar10.values[PROTOCOLS["unseen"](cifar10, seed).query])) for seed in range(8)}
+    assert len(chosen) > 3, "the seed draws the classes"
+    classes = cifar10.values[protocol.database]
+    places = [np.flatnonzero(classes == c).mean() for c in asked]
+    assert np.ptp(places) < 0.05 * len(classes), "the order of the database favours no class"
+
+
+def test_unseen_classes_of_small_data():
+    labels = single(np.repeat(np.arange(6), [30, 30, 30, 30, 2, 8]))
+    protocol = PROTOCOLS["unseen"](labels, 0)
+    asked = np.unique(labels.values[protocol.query])
+    assert len(asked) == 2 and 4 not in asked, "a class of two cannot be asked for and searched"
+    assert 4 in labels.values[protocol.train]
+    for c in asked:
+        n = (labels.values == c).sum()
+        assert (labels.values[protocol.query] == c).sum() == max(1, n // 10)
+    with pytest.raises(DataError, match=r"only 3 classes.*split"):
+        PROTOCOLS["unseen"](single(np.repeat(np.arange(5), [9, 9, 9, 2, 2])), 0)
+    with pytest.raises(DataError, match="sets of labels"):
+        PROTOCOLS["unseen"](Labels(np.ones((9, 4), bool), tuple("abcd")), 0)
+
+
+def test_training_sizes_share_queries_and_database_and_are_nested(cifar10):
+    base = cifar10_setting1(cifar10, 2)
+    sizes = {n: with_training_size(base, cifar10, n) for n in (1000, 5000, 50000)}
+    for n, protocol in sizes.items():
+        protocol.check(60000)
+        assert len(protocol.train) == n and protocol.name == f"cifar10-1-train-{n}"
+        assert (np.bincount(cifar10.values[protocol.train]) == n // 10).all()
+        assert np.array_equal(protocol.query, base.query) and np.array_equal(protocol.database, base.database)
+        assert np.isin(protocol.train, base.database).all()
+    assert np.isin(sizes[1000].train, sizes[5000].train).all() and np.isin(sizes[5000].train, sizes[50000].train).all()
+    assert sizes[5000].fingerprint() == base.fingerprint(), "setting 1's own size is setting 1"
+    uneven = with_training_size(base, cifar10, 1003)
+    assert sorted(np.bincount(cifar10.values[uneven.train])) == [100] * 7 + [101] * 3
+    with pytest.raises(DataError, match=r"5,901 training pictures of each class and there are 5,900"):
+        with_training_size(base, cifar10, 59010)
+    with pytest.raises(DataError, match="at least 2"):
+        with_training_size(base, cifar10, 0)

@@ -12,8 +12,7 @@ from safetensors.numpy import load_file, save_file
 import hashlens
 from hashlens import DTSH, Training
 from hashlens.data.images import ArrayImages
-from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
-from hashlens.hashers.deep.training import Stopped
+from hashlens.errors import DataError, HashlensError, MismatchError, Stopped, UsageError
 from hashlens.networks import weights
 from hashlens.networks.efficientnet_lite import build
 from hashlens.progress import Progress
@@ -319,3 +318,15 @@ def test_loading_leaves_the_random_state(model):
     torch.manual_seed(3)
     hashlens.load(model)
     assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(3))
+
+
+def test_mirror_is_the_mean_of_a_picture_and_its_mirror_image(rng):
+    pictures = rng.integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
+    y = np.arange(40) % 2
+    plain = DTSH(8, backbone="small-cnn", training=Training(epochs=1, batch_size=20)).fit(pictures, y)
+    both = DTSH(8, backbone="small-cnn", training=Training(epochs=1, batch_size=20, mirror=True)).fit(pictures, y)
+    flipped = pictures[:, :, ::-1].copy()
+    expected = (plain.project(pictures) + plain.project(flipped)) / 2
+    np.testing.assert_allclose(both.project(pictures), expected, atol=1e-6)
+    np.testing.assert_allclose(both.project(flipped), expected, atol=1e-6)
+    assert not np.allclose(plain.project(pictures), expected, atol=1e-3)

@@ -70,7 +70,7 @@ def test_pictures_are_turned_into_features(rng, monkeypatch, clusters):
         asked.append((len(images), backbone))
         return images.read(np.arange(len(images)), 8).reshape(len(images), -1)[:, :16].astype(np.float32)
 
-    monkeypatch.setattr(features, "deep_features", fake)
+    monkeypatch.setattr(features, "picture_features", fake)
     pictures = rng.integers(0, 256, (30, 8, 8, 3), dtype=np.uint8)
     hasher = ITQ(8, features="resnet50").fit(pictures)
     assert len(hasher.encode(pictures[:7])) == 7 and asked == [(30, "resnet50"), (7, "resnet50")]

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hashlens import DTSH, Training
+from hashlens import DTSH, Training, make_hasher
 from hashlens.data.labels import Labels
-from hashlens.errors import DataError, DivergedError, MismatchError, UsageError
+from hashlens.errors import DataError, DivergedError, MismatchError, Stopped, UsageError
 from hashlens.hashers.deep.dtsh import TripletLikelihood
 from hashlens.hashers.deep.inputs import FeatureInputs, MapInputs, PictureInputs
-from hashlens.hashers.deep.training import COLUMNS, Stopped, _batches, metrics_csv, train
+from hashlens.hashers.deep.training import COLUMNS, _batches, metrics_csv, train
 
 FAST = Training(epochs=3, batch_size=40, head_lr=0.05)  # five steps an epoch on the clusters
 
@@ -279,6 +279,21 @@ def test_stopped_and_continued_is_the_same_run(clusters, tmp_path, sampling):
     assert Stopped.exit_code == 130
 
 
+@pytest.mark.parametrize("method", ["dpsh", "cnnh", "ninh", "dsrh", "drsch", "dlbhc", "classifier"])
+def test_every_loss_can_be_continued(clusters, tmp_path, method):
+    """What a loss remembers or learns is saved with the network: banks, slopes, weights of bits, classifiers."""
+    X, y = clusters
+
+    def make():
+        return make_hasher(method, n_bits=8, training=FAST, random_state=3)
+
+    whole = make().fit(X, y)
+    for request in (3, 6, 8):  # within the first epoch, between two, within the second
+        with pytest.raises(Stopped):
+            make().fit(X, y, run=tmp_path / str(request), stop=stop_after(request))
+        assert_equal(whole, make().fit(X, y, run=tmp_path / str(request)))
+
+
 def test_stopped_and_continued_with_pictures(tmp_path):
     """Batch norms, Adam's moments and augmentation are part of what is saved."""
     pixels = np.random.default_rng(0).integers(0, 256, (24, 8, 8), dtype=np.uint8)
@@ -461,6 +476,70 @@ def test_tries_are_counted_over_the_whole_run(clusters):
     run(clusters, at={1, 2, 3})
     with pytest.raises(DivergedError):
         run(clusters, at={1, 6, 11, 13})
+
+
+# A loss that learns and a loss that has epochs.
+
+
+class Learning(TripletLikelihood):
+    """The loss of DTSH times a number that is learnt; remembers what it was told of epochs."""
+
+    def __init__(self, spoil_epoch=None):
+        super().__init__(2.0, 0.01)
+        self.factor = torch.nn.Parameter(torch.tensor(1.0))
+        self.register_buffer("begun", torch.zeros((), dtype=torch.int64))
+        self.told = []
+        self.spoil_epoch = spoil_epoch
+
+    def begin_epoch(self, epoch, epochs):
+        self.begun += 1
+        self.told.append((epoch, epochs, int(self.begun)))
+
+    def forward(self, u, labels, rows):
+        value, figures = super().forward(u, labels, rows)
+        if self.told[-1][0] == self.spoil_epoch:
+            self.spoil_epoch = None
+            return (self.factor * 0).abs().sqrt() + value, figures  # a slope of the factor that is no number
+        return self.factor.exp() * value, figures
+
+
+def train_learning(clusters, loss, **how):
+    X, y = clusters
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(16, 4))
+    training = Training(epochs=3, batch_size=50, lr=1e-3, head_lr=0.05)
+    train(network, loss, FeatureInputs(X), Labels.of(y), training, seed=0, device="cpu", precision="float32", **how)
+    return network
+
+
+def test_parameters_of_a_loss_learn_at_the_rate_of_the_hash_layer(clusters):
+    loss = Learning()
+    train_learning(clusters, loss)
+    # Adam's steps are of the size of the rate; the loss is positive, so that the factor only falls
+    steps = sum(Training().rate(i / 12, 0) for i in range(12))
+    assert 1 - loss.factor.item() == pytest.approx(0.05 * steps, rel=0.2)
+
+
+def test_epochs_begin_once(clusters, tmp_path):
+    whole = Learning()
+    weight = train_learning(clusters, whole)[0].weight
+    assert whole.told == [(0, 3, 1), (1, 3, 2), (2, 3, 3)]
+    for request, told in {2: [(1, 3, 2), (2, 3, 3)], 5: [(1, 3, 2), (2, 3, 3)], 7: [(2, 3, 3)]}.items():
+        how = {"checkpoint": tmp_path / str(request) / "checkpoint.safetensors"}
+        how["checkpoint"].parent.mkdir()
+        with pytest.raises(Stopped):
+            train_learning(clusters, Learning(), stop=stop_after(request), **how)
+        loss = Learning()
+        loss.told = [(-1, 3, 0)]  # the epoch that is being continued was begun before
+        assert torch.equal(train_learning(clusters, loss, **how)[0].weight, weight)
+        assert loss.told[1:] == told and torch.equal(loss.factor, whole.factor) and loss.begun == 3
+
+
+def test_an_epoch_that_is_repeated_begins_anew(clusters):
+    loss = Learning(spoil_epoch=1)
+    train_learning(clusters, loss)
+    assert loss.told == [(0, 3, 1), (1, 3, 2), (1, 3, 2), (2, 3, 3)]
+    assert torch.isfinite(loss.factor)
 
 
 # The figures of an epoch.

@@ -13,7 +13,7 @@ from torch import nn
 
 from hashlens.data.images import ArrayImages
 from hashlens.errors import DataError
-from hashlens.features import extract
+from hashlens.features.deep import extract
 from hashlens.networks import NETWORKS, build_blocks, describe_network
 from hashlens.networks.cnn_f import Plan, build, load_mat
 from hashlens.networks.inference import fold, forward_function

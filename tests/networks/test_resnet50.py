@@ -16,7 +16,7 @@ from torch import nn
 
 from hashlens.data.images import ArrayImages
 from hashlens.errors import DownloadError
-from hashlens.features import extract
+from hashlens.features.deep import extract
 from hashlens.networks import NETWORKS, build_blocks, describe_network, weights
 from hashlens.networks.inference import fold, forward_function
 from hashlens.networks.onnx_graph import to_onnx

@@ -9,7 +9,7 @@ import torch
 
 from hashlens.data.images import ArrayImages
 from hashlens.errors import DataError, UsageError
-from hashlens.features import extract
+from hashlens.features.deep import extract
 from hashlens.networks import build_blocks, describe_network, network_info
 from hashlens.networks.inference import forward_function
 

@@ -130,6 +130,25 @@ class Labels:
             return self.values.sum(axis=0, dtype=np.int64)
         return np.bincount(self.values, minlength=self.n_classes).astype(np.int64)
 
+    def matrix(self) -> np.ndarray:
+        """(n, n_classes) float64 of 0 and 1: which classes each item has."""
+        if self.multi:
+            return self.values.astype(np.float64)
+        return (self.values[:, None] == np.arange(self.n_classes)).astype(np.float64)
+
+
+def require_differences(labels: Labels) -> None:
+    """Refuse labels that say nothing: nothing that belongs together, or nothing to tell apart."""
+    counts = labels.counts()
+    if (counts > 0).sum() < 2:
+        raise DataError("all pictures are of one class; learning needs at least two classes to tell apart")
+    if counts.max() == len(labels):
+        raise DataError(
+            f"all pictures share the label '{labels.names[int(counts.argmax())]}'; learning needs pictures that differ"
+        )
+    if counts.max() < 2:
+        raise DataError("no class has two pictures; learning needs pairs of pictures that belong together")
+
 
 def require_comparable(query: Labels, database: Labels) -> None:
     """Refuse two sets of labels whose class numbers cannot mean the same."""

@@ -173,6 +173,82 @@ def _cifar10(labels: Labels, seed: int, name: str, n_query: int, n_train: int) -
     )
 
 
+def unseen_classes(labels: Labels, seed: int = 0) -> Protocol:
+    """Train on some classes, ask for and search among the others: CIFAR-10's ten are seven and three.
+
+    Three tenths of the classes, at least two, drawn with the seed, are unseen. Of each of them 100 pictures are
+    queries (a tenth, where it has fewer than 1,000) and the rest is searched; of each other class the first 500 in
+    random order are learnt from (all, where it has fewer). Methods without labels learn from the database as ever,
+    so they do see pictures of these classes, and supervised ones do not.
+    """
+    name = "unseen"
+    if labels.multi:
+        raise DataError(f"the protocol {name} is for pictures of one class each; these have sets of labels: use split")
+    rng = np.random.default_rng(seed)
+    counts = labels.counts()
+    usable = np.flatnonzero(counts >= 3)  # a query, and two to search among
+    if len(usable) < 4:
+        raise DataError(
+            f"the protocol {name} learns two classes and retrieves two others; only {len(usable)} classes have three"
+            " pictures or more: add classes or use the protocol split"
+        )
+    unseen = np.sort(rng.permutation(usable)[: max(2, round(0.3 * len(usable)))])
+    train, query, database = [], [], []
+    for c in np.flatnonzero(counts):
+        rows = rng.permutation(np.flatnonzero(labels.values == c))
+        if c in unseen:
+            n_query = min(100, max(1, len(rows) // 10))
+            query.append(rows[:n_query])
+            database.append(rows[n_query:])
+        else:
+            train.append(rows[:500])
+    learnt, asked, searched = (rng.permutation(np.concatenate(part)) for part in (train, query, database))
+    return Protocol(
+        name,
+        train=learnt,
+        query=asked,
+        database=searched,
+        seed=seed,
+        description=f"{len(asked):,} queries and {len(searched):,} searched of the classes"
+        f" {', '.join(labels.names[c] for c in unseen)}; {len(learnt):,} of the others learnt from",
+    )
+
+
+def with_training_size(base: Protocol, labels: Labels, n: int) -> Protocol:
+    """The queries and the database of `base` with n training pictures, as many of each class, from its database.
+
+    The smaller sets are part of the larger ones, and the size of `base`'s own set gives that set, row by row.
+    """
+    name = f"{base.name}-train-{n}"
+    if labels.multi:
+        raise DataError(f"the protocol {name} is for pictures of one class each; these have sets of labels")
+    if n < 2:
+        raise DataError(f"the protocol {name} needs at least 2 training pictures")
+    rest = np.setdiff1d(base.database, base.train)
+    order = np.concatenate([base.train, np.random.default_rng([base.seed, 1]).permutation(rest)])
+    classes = labels.values[order]
+    present = np.unique(classes)
+    chosen = np.zeros(len(order), bool)
+    for place, c in enumerate(present):
+        members = np.flatnonzero(classes == c)
+        wanted = n // len(present) + (place < n % len(present))
+        if wanted > len(members):
+            raise DataError(
+                f"the protocol {name} takes {wanted:,} training pictures of each class and there are {len(members):,}"
+                f" of {labels.names[c]!r}; choose a smaller number"
+            )
+        chosen[members[:wanted]] = True
+    return Protocol(
+        name,
+        train=order[chosen],
+        query=base.query,
+        database=base.database,
+        topk=base.topk,
+        seed=base.seed,
+        description=f"{len(base.query):,} queries, {len(base.database):,} searched, {n:,} of them learnt from",
+    )
+
+
 def folder_split(labels: Labels, seed: int = 0) -> Protocol:
     """A split for one's own pictures: a tenth of each class as queries, the rest learnt from and searched.
 
@@ -357,6 +433,7 @@ PROTOCOLS: dict[str, Callable[[Labels, int], Protocol]] = {
     "nuswide-1": nuswide_setting1,
     "nuswide-2": nuswide_setting2,
     "mirflickr": mirflickr,
+    "unseen": unseen_classes,
     "split": folder_split,
     "unlabelled": unlabelled,
 }

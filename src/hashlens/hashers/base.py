@@ -12,7 +12,7 @@ from sklearn.exceptions import NotFittedError
 
 import hashlens
 from hashlens.codes import Codes
-from hashlens.data.labels import Labels
+from hashlens.data.labels import Labels, require_differences
 from hashlens.errors import DataError, MismatchError, UsageError
 from hashlens.files import replacing, write_json
 
@@ -41,6 +41,7 @@ class Hasher(BaseEstimator):
             labels = Labels.of(y)
             if len(labels) != len(X):
                 raise DataError(f"there are {len(X):,} pictures but {len(labels):,} labels; each picture needs its own")
+            require_differences(labels)
         return self._learn(X, labels, **how)
 
     def _learn(self, X: Any, labels: Labels | None, **how: Any) -> Self:
@@ -48,6 +49,7 @@ class Hasher(BaseEstimator):
             raise UsageError(f"the number of bits must be a whole number from 1 up, not {self.n_bits}")
         if not isinstance(self.random_state, int | np.integer) or self.random_state < 0:
             raise UsageError(f"random_state must be a whole number from 0 up, not {self.random_state}")
+        self._forget()
         try:
             self._fit(X, labels, **how)
         except BaseException:

@@ -102,6 +102,8 @@ class _Writer:
             return x
         if isinstance(m, Normalise):
             return self.preprocessing(m, x)
+        if callable(dense := getattr(m, "dense", None)):  # a sparse layer that can be written as a full one
+            return self.layer(dense(), x, source)
         raise UnsupportedModule(str(m))
 
     def convolution(self, m: nn.Conv2d, x: str) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 from hashlens.data.images import ArrayImages, Images, as_images
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, UsageError
-from hashlens.features import extract, forward_all
+from hashlens.features.deep import extract, forward_all, forward_kept
 from hashlens.hashers.base import Hasher
 from hashlens.hashers.deep.heads import build_head
 from hashlens.hashers.deep.inputs import FeatureInputs, MapInputs, PictureInputs
@@ -42,8 +42,16 @@ class DeepHasher(Hasher):
     training: Training
 
     def _loss(self, labels: Labels) -> nn.Module:
-        """The module `loss(u, labels of the batch, rows) -> (scalar, figures)` for these training labels."""
+        """The module `loss(u, labels of the batch, rows) -> (scalar, figures)` for these training labels.
+
+        What it remembers is a buffer of it, what it learns a parameter; both are saved in checkpoints.
+        """
         raise NotImplementedError
+
+    @property
+    def _n_outputs(self) -> int:
+        """Values that the network gives for a picture: one a bit, unless the code is made of something else."""
+        return self.n_bits
 
     def _validate(self, X: Any) -> Any:
         if isinstance(X, np.ndarray) and X.ndim == 2:
@@ -63,10 +71,12 @@ class DeepHasher(Hasher):
         progress: Progress | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Learn from labels or, without them, by a `loss` that holds what is alike as `triplets`."""
+        """Learn from labels or, without them, by a `loss` that holds what is alike as `triplets`.
+
+        A method that needs its loss afterwards makes it itself and gives it with the labels.
+        """
         if labels is not None:
-            _require_triplets(labels)
-            loss = self._loss(labels)
+            loss = self._loss(labels) if loss is None else loss
             supervision = labels.values
         else:
             assert loss is not None and isinstance(loss.triplets, torch.Tensor)
@@ -130,7 +140,7 @@ class DeepHasher(Hasher):
             weights = None if self.weights is None else Path(self.weights)
             blocks = build_blocks(self.backbone_, pretrained, weights, description)
         self.n_features_in_ = n_features or self._count_features(blocks)
-        self.network_ = nn.Sequential(*blocks, build_head(self.head, self.n_features_in_, self.n_bits))
+        self.network_ = nn.Sequential(*blocks, build_head(self.head, self.n_features_in_, self._n_outputs))
 
     def _count_features(self, blocks: nn.Sequential) -> int:
         picture = torch.zeros(1, self.image_size_, self.image_size_, 3, dtype=torch.uint8)
@@ -169,7 +179,11 @@ class DeepHasher(Hasher):
         ]
         return MapInputs(views), trained
 
-    def _project(self, X: Any, *, progress: Progress | None = None) -> np.ndarray:
+    def _project(self, X: Any, *, keep: bool = False, progress: Progress | None = None) -> np.ndarray:
+        """With `keep`, the outputs of the frozen blocks are kept on disk for the next model on the same pictures.
+
+        They are kept with 11 bits of precision, as in training, so a bit that was nearly 0 may come out otherwise.
+        """
         features = isinstance(X, np.ndarray)
         if features != (self.backbone_ == "none") or (features and X.shape[1] != self.n_features_in_):
             expected = f"features with {self.n_features_in_} columns" if self.backbone_ == "none" else "pictures"
@@ -179,11 +193,21 @@ class DeepHasher(Hasher):
                 return self.network_(torch.from_numpy(X)).numpy()
         device = choose_device(self.training.device)
         precision = choose_precision(self.training.precision, device)
-        u = np.empty((len(X), self.n_bits), np.float32)
-        with (progress or Progress(quiet=True)).bar("codes", len(X)) as advance:
-            for rows, outputs in forward_all(self.network_, X, self.image_size_, device=device, precision=precision):
-                u[rows] = outputs
-                advance(len(outputs))
+        u = np.zeros((len(X), self._n_outputs), np.float32)
+        how: dict[str, Any] = {"device": device, "precision": precision}
+        views = [False, True] if self.training.mirror else [False]
+        with (progress or Progress(quiet=True)).bar("codes", len(X) * len(views)) as advance:
+            for flip in views:
+                if keep and self.frozen_blocks_ > 0:
+                    cut = 1 + self.frozen_blocks_  # the preprocessing comes first
+                    maps = extract(self.network_[:cut], X, self.image_size_, flip=flip, progress=progress, **how)
+                    batches = forward_kept(self.network_[cut:], maps, **how)
+                else:
+                    batches = forward_all(self.network_, X, self.image_size_, flip=flip, **how)
+                for rows, outputs in batches:
+                    u[rows] += outputs
+                    advance(len(outputs))
+        u /= len(views)
         return u
 
     def _params_as_json(self) -> dict[str, Any]:
@@ -215,18 +239,6 @@ class DeepHasher(Hasher):
         except RuntimeError as error:
             raise ValueError("its weights do not fit its configuration") from error
         self.network_.eval()
-
-
-def _require_triplets(labels: Labels) -> None:
-    counts = labels.counts()
-    if (counts > 0).sum() < 2:
-        raise DataError("all pictures are of one class; learning needs at least two classes to tell apart")
-    if counts.max() == len(labels):
-        raise DataError(
-            f"all pictures share the label '{labels.names[int(counts.argmax())]}'; learning needs pictures that differ"
-        )
-    if counts.max() < 2:
-        raise DataError("no class has two pictures; learning needs pairs of pictures that belong together")
 
 
 def _fingerprint(X: Images | np.ndarray, supervision: np.ndarray) -> str:

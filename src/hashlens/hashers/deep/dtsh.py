@@ -168,6 +168,8 @@ class BankTripletLikelihood(nn.Module):
     this loss. The sum is divided by the nominal batch size even where the last batch of an epoch is short.
     """
 
+    product = 0.5  # theta_ij is this times u_i . u_j
+
     def __init__(
         self, alpha: float, lambda_bar: float, labels: Labels, n_bits: int, batch_size: int, random_state: int
     ):
@@ -187,9 +189,9 @@ class BankTripletLikelihood(nn.Module):
         positives, negatives = draw_from_bank(self.labels, rows, [self.random_state, int(self.draws)])
         self.draws += 1
         # theta of each query with its positives and negatives, (b, groups, 50)
-        half = u[:, None, None, :] / 2
-        theta_positive = (half * self.bank[positives]).sum(-1)
-        theta_negative = (half * self.bank[negatives]).sum(-1)
+        scaled = u[:, None, None, :] * self.product
+        theta_positive = (scaled * self.bank[positives]).sum(-1)
+        theta_negative = (scaled * self.bank[negatives]).sum(-1)
         gap = theta_positive[..., :, None] - theta_negative[..., None, :] - self.alpha
         nll = F.softplus(-gap).mean((1, 2, 3))  # of each query
         signs = torch.where(u > 0, 1.0, -1.0).to(u.dtype)

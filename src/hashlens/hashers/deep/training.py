@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from hashlens.data.labels import Labels
-from hashlens.errors import DataError, DivergedError, HashlensError, MismatchError, UsageError
+from hashlens.errors import DataError, DivergedError, MismatchError, Stopped, UsageError
 from hashlens.files import replacing, write_text
 from hashlens.progress import Progress, duration
 
@@ -37,7 +37,7 @@ class Training:
     epochs: int | None = None  # None: as many as it takes to see PICTURES pictures
     batch_size: int = 64
     last_batch: str = "spread"  # or "keep": a short batch at the end of each epoch, as the authors have it
-    optimizer: str = "adamw"  # or "sgd"
+    optimizer: str = "adamw"  # or "sgd", "rmsprop"
     lr: float = 1e-3  # of the pretrained blocks
     head_lr: float = 5e-3  # of the hash layer
     weight_decay: float = 1e-4
@@ -45,6 +45,7 @@ class Training:
     step_epochs: int = 20
     step_factor: float = 2 / 3
     flip: bool | None = None  # None: where it leaves a picture what it is, which digits are not
+    mirror: bool = False  # codes are of the mean output of a picture and its mirror image: twice the time, better
     shift: int = 0  # largest shift in pixels; only where no block is frozen
     precision: str = "auto"  # bfloat16 where the hardware has it
     device: str = "auto"
@@ -54,7 +55,7 @@ class Training:
     def __post_init__(self) -> None:
         choices = {
             "last_batch": ("spread", "keep"),
-            "optimizer": ("adamw", "sgd"),
+            "optimizer": ("adamw", "sgd", "rmsprop"),
             "schedule": ("one-cycle", "step"),
             "precision": ("auto", "float32", "bfloat16"),
         }
@@ -109,12 +110,6 @@ class Position:
     history: list[dict[str, float]] = field(default_factory=list)
 
 
-class Stopped(HashlensError):
-    """Stopped on request after saving."""
-
-    exit_code = 130
-
-
 def train(
     network: nn.Module,
     loss: nn.Module,
@@ -134,20 +129,24 @@ def train(
 
     With `checkpoint` the state is written there after each epoch, and a run that finds one there goes on from it;
     `identity` is what must be equal for that. `loss(u, labels, rows)` gives a scalar and its own figures; a loss that
-    knows what is alike by itself is trained without `labels`.
+    knows what is alike by itself is trained without `labels`. Parameters of the loss learn at the rate of the hash
+    layer; its `begin_epoch(epoch, epochs)`, where it has one, is called before the first step of each epoch.
     """
     progress = progress or Progress(quiet=True)
     n = len(inputs)
     epochs = training.n_epochs(n)
-    optimizer = _optimizer(network, training)
+    optimizer = _optimizer(network, loss, training)
     at = Position()
     if checkpoint is not None and checkpoint.exists():
         at = _load(checkpoint, network, loss, optimizer, identity or {})
     safe = _snapshot(network, loss, optimizer, at)
+    begin_epoch = getattr(loss, "begin_epoch", None)
     network.train()
     while at.epoch < epochs:
         batches = _batches(n, labels, training, np.random.default_rng([seed, at.epoch]))
         started = time.monotonic() - at.seconds
+        if begin_epoch is not None and at.step == 0:
+            begin_epoch(at.epoch, epochs)
         for step in range(at.step, len(batches)):
             rows = batches[step]
             done = (at.epoch * len(batches) + step) / (epochs * len(batches))
@@ -168,7 +167,8 @@ def train(
             if stop() and at.step < len(batches):
                 at.seconds = time.monotonic() - started
                 _stop(checkpoint, network, loss, optimizer, at, identity)
-        if at.step < len(batches) or not all(torch.isfinite(p).all() for p in network.parameters()):
+        learnt = [*network.parameters(), *loss.parameters()]
+        if at.step < len(batches) or not all(torch.isfinite(p).all() for p in learnt):
             at = _roll_back(safe, network, loss, optimizer, at, training, progress)
             continue
         at.history.append(_row(at, rate * training.lr, time.monotonic() - started))
@@ -193,14 +193,17 @@ def metrics_csv(history: list[dict[str, float]]) -> str:
     return out.getvalue()
 
 
-def _optimizer(network: nn.Module, training: Training) -> torch.optim.Optimizer:
+def _optimizer(network: nn.Module, loss: nn.Module, training: Training) -> torch.optim.Optimizer:
     head = list(list(network.children())[-1].parameters())
     blocks = [p for p in network.parameters() if all(p is not q for q in head)]
+    head += loss.parameters()  # a classifier or weights of bits, which are no part of the network
     groups = [
         {"params": params, "lr": lr, "full_lr": lr}
         for params, lr in ((blocks, training.lr), (head, training.head_lr))
         if params
     ]
+    if training.optimizer == "rmsprop":  # torch has no fused one
+        return torch.optim.RMSprop(groups, lr=training.lr, weight_decay=training.weight_decay)
     kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.SGD
     return kind(groups, lr=training.lr, weight_decay=training.weight_decay, fused=True)
 

@@ -10,7 +10,8 @@ from torch import nn
 from hashlens import files
 from hashlens.data.images import ArrayImages
 from hashlens.errors import StorageError
-from hashlens.features import BATCH, extract
+from hashlens.features.batches import BATCH
+from hashlens.features.deep import extract
 from hashlens.networks import inference
 from hashlens.networks.inference import Normalise
 

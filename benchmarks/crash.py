@@ -1,0 +1,153 @@
+"""Killed at random moments: a command and a number in, whether its files end as if nothing had happened out.
+
+    python -m benchmarks.crash [encode] [--moments 20] [--seed 0]
+
+A case prepares a folder and has a command that may be given again until it ends well. The command runs once without
+interruption; then, each time in a fresh copy, it is killed (SIGKILL) somewhere between its first write and its end,
+what it left is checked, and it is given again. Every file it writes must be the same, byte for byte. Moments are
+counted in files, and only between two of them in time, so that they are spread evenly on a busy machine too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from hashlens.hashers import make_hasher
+from hashlens.shards import MANIFEST, CodesFolder
+
+N_PICTURES = 300
+
+
+@dataclass(frozen=True)
+class Case:
+    prepare: Callable[[Path], None]  # make what the command needs
+    command: list[str]  # the arguments of hashlens, run in that folder
+    folder: str  # what it writes
+    check: Callable[[Path], str]  # what it left when it was killed: an exception if it cannot be used, else a few words
+
+
+def prepare_encode(place: Path) -> None:
+    """Pictures, some of them bad, and a model that takes them at a few hundred a second."""
+    rng = np.random.default_rng(0)
+    (place / "photos").mkdir()
+    for i in range(N_PICTURES):
+        Image.fromarray(rng.integers(0, 256, (40, 32, 3), np.uint8)).save(place / "photos" / f"{i:04d}.png")
+        if i % 50 == 7:
+            (place / "photos" / f"{i:04d}.png").write_bytes(b"no picture")
+    pixels = [rng.integers(0, 256, (32, 32, 3), np.uint8) for _ in range(50)]
+    make_hasher("lsh", n_bits=48, features="gist").fit(pixels).save(place / "hasher")
+
+
+def check_codes(folder: Path) -> str:
+    if not (folder / MANIFEST).exists():
+        return "nothing yet"
+    codes = CodesFolder.open(folder)
+    codes.verify()
+    n = sum(len(part) for part, _ in codes)
+    return f"{len(codes.shards)} whole shards, {n} codes"
+
+
+CASES = {
+    "encode": Case(
+        prepare_encode,
+        ["encode", "photos", "--model", "hasher", "--out", "codes", "--shard-size", "10", "--quiet"],
+        "codes",
+        check_codes,
+    ),
+}
+
+
+def start(case: Case, place: Path) -> tuple[subprocess.Popen[bytes], float]:
+    """The command, and the time when it first wrote something."""
+    before = contents(place / case.folder)
+    process = subprocess.Popen([sys.executable, "-m", "hashlens", *case.command], cwd=place, stdout=subprocess.DEVNULL)
+    while process.poll() is None and contents(place / case.folder) == before:
+        time.sleep(0.002)
+    return process, time.monotonic()
+
+
+def kill(process: subprocess.Popen[bytes], folder: Path, n_files: int, seconds: float) -> bool:
+    """When there are so many files and so many seconds have passed; whether it was still running."""
+    while process.poll() is None and sum(1 for _ in folder.iterdir()) < n_files:
+        time.sleep(0.001)
+    time.sleep(seconds)
+    process.kill()
+    return process.wait() < 0
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    found = {}
+    for file in folder.rglob("*") if folder.exists() else ():
+        try:
+            found[file.relative_to(folder).as_posix()] = file.read_bytes()
+        except (FileNotFoundError, IsADirectoryError):  # a temporary file that has been renamed meanwhile
+            continue
+    return found
+
+
+def finish(process: subprocess.Popen[bytes]) -> float:
+    if process.wait():
+        raise SystemExit(f"the command ended with exit code {process.returncode}")
+    return time.monotonic()
+
+
+def run(name: str, moments: int, seed: int, place: Path) -> bool:
+    """Whether all moments went well."""
+    case, rng = CASES[name], random.Random(seed)
+    prepared, whole = place / "prepared", place / "whole"
+    prepared.mkdir()
+    case.prepare(prepared)
+    shutil.copytree(prepared, whole)
+    process, first_write = start(case, whole)
+    seconds = finish(process) - first_write
+    expected = contents(whole / case.folder)
+    print(f"{name}: {len(expected)} files, written within {seconds:.2f} s", flush=True)
+    n_before = len(contents(prepared / case.folder))
+    n_new = max(1, len(expected) - n_before)
+    n_good = 0
+    for number in range(moments):
+        trial = place / "trial"
+        shutil.copytree(prepared, trial)
+        process, _ = start(case, trial)
+        n_files = n_before + rng.randrange(n_new)
+        killed = kill(process, trial / case.folder, n_files, rng.random() * seconds / n_new)
+        left = case.check(trial / case.folder)
+        finish(start(case, trial)[0])
+        good = contents(trial / case.folder) == expected
+        n_good += good
+        when = f"killed at {n_files} files" if killed else "ended before it was killed"
+        print(f"  {number + 1:>3}  {when}: {left}; then {'the same bytes' if good else 'OTHER BYTES'}", flush=True)
+        shutil.rmtree(trial)
+    print(f"{name}: {n_good} of {moments} ended with the same bytes")
+    return n_good == moments
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="case", help=", ".join(CASES))
+    parser.add_argument("--moments", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    if unknown := [name for name in asked.cases if name not in CASES]:
+        parser.error(f"there is no case {unknown[0]}; choose among {', '.join(CASES)}")
+    results = []
+    for name in asked.cases or CASES:
+        with tempfile.TemporaryDirectory() as place:
+            results.append(run(name, asked.moments, asked.seed, Path(place)))
+    sys.exit(not all(results))
+
+
+if __name__ == "__main__":
+    main()

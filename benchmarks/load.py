@@ -1,0 +1,125 @@
+"""Load: some clients ask a served index of random codes at once; how long answers take, and whether memory grows.
+
+    python -m benchmarks.load [--n 1000000] [--bits 48] [--clients 8] [--seconds 60] [--server http://127.0.0.1:8000]
+
+The index is made in a temporary folder and served by a process of its own, on this machine. With --server a running
+one is asked instead, by ids that it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SERVE = """
+import sys
+from pathlib import Path
+from hashlens.index.folder import IndexFolder
+from hashlens.search import Searcher
+from hashlens.server.app import Limits
+from hashlens.server.serving import serve
+searcher = Searcher(IndexFolder.open(Path(sys.argv[1])))
+serve(searcher, "127.0.0.1", 8000, limits=Limits(), say=lambda text: None, ready=lambda text: print(text, flush=True))
+"""
+
+
+def make_index(folder: Path, n: int, n_bits: int, seed: int = 0) -> None:
+    import pyarrow as pa
+
+    from hashlens.codes import Codes
+    from hashlens.index.folder import IndexFolder
+
+    rng = np.random.default_rng(seed)
+    bits = rng.integers(0, 256, (n, -(-n_bits // 8)), np.uint8)
+    if n_bits % 8:
+        bits[:, -1] &= 0xFF ^ (0xFF >> (n_bits % 8))
+    index = IndexFolder.create(folder, n_bits, {"fingerprint": "0" * 64, "name": "random"})
+    index.add(Codes(bits, n_bits), pa.table({"path": [f"pictures/{i:09d}.jpg" for i in range(n)]}))
+
+
+def ask(address: str, n: int, seconds: float, seed: int, times: list[float], errors: list[str]) -> None:
+    """One client: the next question when the last is answered."""
+    rng = np.random.default_rng(seed)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        body = json.dumps({"id": int(rng.integers(n)), "k": 20}).encode()
+        request = urllib.request.Request(f"{address}/v1/search", body, {"Content-Type": "application/json"})
+        start = time.perf_counter()
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                if len(json.load(response)["hits"]) != min(20, n):
+                    errors.append("too few hits")
+        except (OSError, ValueError, urllib.error.URLError) as error:
+            errors.append(str(error))
+            continue
+        times.append(time.perf_counter() - start)
+
+
+def load(address: str, clients: int, seconds: float) -> dict[str, Any]:
+    """Let all clients ask for so long; what they saw, and the server's memory before and after."""
+    n = json.load(urllib.request.urlopen(f"{address}/v1/info"))["n"]
+    for number in range(3):  # what is made at the first questions is no growth
+        ask(address, n, 1.0, number, [], [])
+    before = memory(address)
+    times: list[float] = []
+    errors: list[str] = []
+    threads = [threading.Thread(target=ask, args=(address, n, seconds, 100 + i, times, errors)) for i in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    milliseconds = np.array(times) * 1000
+    return {
+        "n": n,
+        "clients": clients,
+        "answers": len(times),
+        "per_second": round(len(times) / seconds, 1),
+        "p50_ms": round(float(np.percentile(milliseconds, 50)), 2),
+        "p99_ms": round(float(np.percentile(milliseconds, 99)), 2),
+        "errors": len(errors),
+        "first_error": errors[0] if errors else None,
+        "memory_before": before,
+        "memory_after": memory(address),
+    }
+
+
+def memory(address: str) -> int:
+    with urllib.request.urlopen(f"{address}/metrics") as response:
+        lines = response.read().decode().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("process_resident_memory_bytes"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--n", type=int, default=1_000_000)
+    parser.add_argument("--bits", type=int, default=48)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--server", help="Address of a running server.")
+    options = parser.parse_args()
+    if options.server:
+        print(json.dumps(load(options.server, options.clients, options.seconds), indent=2))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        make_index(Path(folder) / "index", options.n, options.bits)
+        command = [sys.executable, "-c", SERVE, str(Path(folder) / "index")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            address = server.stdout.readline().split()[-1]
+            print(json.dumps(load(address, options.clients, options.seconds), indent=2))
+            server.terminate()
+
+
+if __name__ == "__main__":
+    main()

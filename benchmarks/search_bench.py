@@ -1,0 +1,207 @@
+"""Speed of search and encoding as ratios, in one process, against faiss and against a plain torch loop.
+
+    python -m benchmarks.search_bench [single] [batch] [radius] [cold] [encode]
+
+One thread unless said. The limit of a scan is the memory: what one thread reads when it only adds the numbers up.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before faiss is loaded: its threads would spin
+
+import numpy as np
+from numba import njit
+
+from benchmarks.bench import seconds
+from hashlens.codes import Codes
+from hashlens.index import HammingIndex
+
+
+def random_codes(n: int, n_bits: int, seed: int = 0) -> Codes:
+    packed = np.random.default_rng(seed).integers(0, 256, (n, -(-n_bits // 8)), np.uint8)
+    if n_bits % 8:
+        packed[:, -1] &= np.uint8(0xFF << (8 - n_bits % 8) & 0xFF)
+    return Codes(packed, n_bits)
+
+
+def faiss_flat(codes: Codes) -> object:
+    """The exact binary index, codes padded to 8 bytes: it has no quick loop for 6."""
+    import faiss
+
+    faiss.omp_set_num_threads(1)
+    index = faiss.IndexBinaryFlat(64 * codes.words().shape[1])
+    index.add(codes.words().view(np.uint8))
+    return index
+
+
+@njit(nogil=True)
+def _read(words: np.ndarray) -> int:
+    total = np.uint64(0)
+    for i in range(len(words)):
+        total += words[i]
+    return total
+
+
+def single() -> None:
+    """Exact top 100 of one query in 20 million codes of 64 bits."""
+    database, query = random_codes(20_000_000, 64), random_codes(5, 64, 1)
+    index = HammingIndex(64)
+    index.add(database)
+    other = faiss_flat(database)
+    packed = query.words().view(np.uint8)
+    found = index.search(query, 100)
+    theirs = other.search(packed, 100)
+    assert np.array_equal(found[0], theirs[0]), "distances differ"
+    ours = seconds(lambda: index.search(query[0], 100), 7)
+    usual = {}
+    for heap in (True, False):
+        other.use_heap = heap
+        usual[f"use_heap={heap}"] = seconds(lambda: other.search(packed[:1], 100), 7)
+    best = min(usual, key=usual.__getitem__)
+    words = index.parts[0].words[0]
+    limit = seconds(lambda: _read(words), 7)
+    size = words.nbytes / 1e9
+    print(
+        f"one query, exact top 100 of 20 million codes of 64 bits, 1 thread\n"
+        f"  ours {ours * 1e3:.1f} ms ({size / ours:.1f} GB/s), faiss {usual[best] * 1e3:.1f} ms ({best},"
+        f" {size / usual[best]:.1f} GB/s): {usual[best] / ours:.1f} times as fast\n"
+        f"  limit: this thread reads {size / limit:.1f} GB/s; ours is at {limit / ours:.0%} of it",
+        flush=True,
+    )
+
+
+def batch() -> None:
+    """Exact top 100 of 1,000 queries in a million codes of 48 bits."""
+    database, query = random_codes(1_000_000, 48), random_codes(1_000, 48, 1)
+    index = HammingIndex(48)
+    index.add(database)
+    other = faiss_flat(database)
+    packed = query.words().view(np.uint8)
+    assert np.array_equal(index.search(query, 100)[0], other.search(packed, 100)[0]), "distances differ"
+    ours = seconds(lambda: index.search(query, 100), 3)
+    usual = {}
+    for heap in (True, False):
+        other.use_heap = heap
+        usual[heap] = seconds(lambda: other.search(packed, 100), 3)
+    best = min(usual.values())
+    print(
+        f"1,000 queries, exact top 100 of a million codes of 48 bits, 1 thread\n"
+        f"  ours {1000 / ours:,.0f} queries/s, faiss {1000 / best:,.0f}: {best / ours:.1f} times as fast",
+        flush=True,
+    )
+
+
+def radius() -> None:
+    """Everything within 2 bits, in 10 million codes of 64 bits: tables against the scan."""
+    database = random_codes(10_000_000, 64)
+    query = database[np.arange(0, 10_000_000, 1_000_000)]
+    index = HammingIndex(64)
+    index.add(database)
+    plain = index.within(query, 2)
+    scanned = seconds(lambda: index.within(query, 2), 3) / len(query)
+    index.prepare_radius()
+    looked_up = index.within(query, 2)
+    assert all(np.array_equal(a[1], b[1]) for a, b in zip(plain, looked_up, strict=True)), "results differ"
+    quick = seconds(lambda: index.within(query, 2), 20) / len(query)
+    print(
+        f"within 2 bits, 10 million codes of 64 bits, 1 thread\n"
+        f"  tables {quick * 1e6:.0f} microseconds a query, scan {scanned * 1e3:.1f} ms:"
+        f" {scanned / quick:,.0f} times as fast",
+        flush=True,
+    )
+
+
+def cold() -> None:
+    """A new process opens an index of a million codes and answers its first query."""
+    import pyarrow as pa
+
+    from hashlens.index.folder import IndexFolder
+
+    with tempfile.TemporaryDirectory() as folder:
+        index = IndexFolder.create(Path(folder), 48, {"fingerprint": "0" * 64, "name": "bench"})
+        paths = pa.table({"path": [f"photos/{i:07d}.jpg" for i in range(1_000_000)]})
+        index.add(random_codes(1_000_000, 48), paths)
+        code = (
+            "from pathlib import Path; from hashlens.index.folder import IndexFolder\n"
+            f"index = IndexFolder.open(Path({folder!r}))\n"
+            "print(index.item(int(index.index.search(index.code(17), 10)[1][0, 0]))['path'])"
+        )
+        times = []
+        for _ in range(4):  # the first one compiles, once for all on a machine
+            start = time.perf_counter()
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            times.append(time.perf_counter() - start)
+        assert done.stdout == "photos/0000017.jpg\n", done.stdout
+    print(f"a new process opens a million codes and answers: {min(times[1:]):.2f} s (the very first {times[0]:.2f} s)")
+
+
+def encode(n: int = 1_000) -> None:
+    """JPEG files to codes: ours against a torch DataLoader and the same network, both on all cores."""
+    import torch
+    from PIL import Image
+    from torch.utils.data import DataLoader, Dataset
+
+    from hashlens.hashers.deep.dtsh import DTSH
+    from hashlens.networks.inference import prepare_cpu
+    from hashlens.threads import n_threads
+
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(n):
+            colours = rng.integers(0, 256, (12, 16, 3), np.uint8)  # smooth, so that files are as large as photographs
+            Image.fromarray(colours).resize((640, 480), Image.Resampling.BICUBIC).save(f"{folder}/{i:04d}.jpg")
+        paths = sorted(Path(folder).glob("*.jpg"))
+        hasher = DTSH(48)
+        hasher._build(paths)
+        hasher.history_ = []
+        network, size = hasher.network_.eval(), hasher.image_size_
+
+        class Files(Dataset):
+            def __len__(self) -> int:
+                return n
+
+            def __getitem__(self, i: int) -> torch.Tensor:
+                image = Image.open(paths[i]).convert("RGB")
+                scale = size / min(image.size)
+                image = image.resize(
+                    (round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC
+                )
+                left, top = (image.width - size) // 2, (image.height - size) // 2
+                return torch.from_numpy(np.asarray(image.crop((left, top, left + size, top + size))).copy())
+
+        def usual() -> np.ndarray:
+            loader = DataLoader(Files(), batch_size=64, num_workers=n_threads())
+            with torch.inference_mode():
+                return np.concatenate([network(batch).numpy() > 0 for batch in loader])
+
+        prepare_cpu()
+        ours_time = seconds(lambda: hasher.encode(paths), 2)
+        usual_time = seconds(usual, 2)
+        equal = (hasher.encode(paths).signs() > 0) == usual()
+    print(
+        f"{n:,} JPEG files of 640 x 480, {hasher.backbone_} at {size} pixels, {n_threads()} threads\n"
+        f"  ours {n / ours_time:.0f} pictures/s, DataLoader and eager torch {n / usual_time:.0f}:"
+        f" {usual_time / ours_time:.1f} times as fast ({equal.mean():.2%} of the bits equal)",
+        flush=True,
+    )
+
+
+PARTS = {"single": single, "batch": batch, "radius": radius, "cold": cold, "encode": encode}
+
+if __name__ == "__main__":
+    chosen = sys.argv[1:] or list(PARTS)
+    if unknown := [name for name in chosen if name not in PARTS]:
+        sys.exit(f"error: there is no part {unknown[0]}; choose from {', '.join(PARTS)}")
+    for name in chosen:
+        if name != "encode":
+            os.environ["HASHLENS_THREADS"] = "1"
+        else:
+            os.environ.pop("HASHLENS_THREADS", None)
+        PARTS[name]()

@@ -1,0 +1,143 @@
+"""The commands of the index: build, add, remove, compact, verify, plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hashlens.cli_options import JSON, QUIET
+from hashlens.errors import UsageError
+from hashlens.progress import Progress
+
+if TYPE_CHECKING:
+    from hashlens.index.folder import IndexFolder
+
+app = typer.Typer(help="Make codes searchable, and keep them so.", no_args_is_help=True)
+
+INDEX = Annotated[Path, typer.Argument(help="Folder of the index.")]
+CODES = Annotated[list[Path], typer.Argument(help="Folders of codes that hashlens encode wrote.")]
+
+
+@app.command()
+def build(
+    codes: CODES,
+    out: Annotated[Path, typer.Option(help="Folder of the new index.")] = Path("index"),
+    as_json: JSON = False,
+    quiet: QUIET = False,
+) -> None:
+    """Make an index of codes. Stopped or killed, the same command goes on."""
+    from hashlens.index.folder import IndexFolder
+    from hashlens.shards import open_together
+
+    folders = open_together(codes)
+    if (out / "index.json").exists():
+        index = IndexFolder.open(out)
+    else:
+        index = IndexFolder.create(out, folders[0].n_bits, folders[0].model)
+    _add(index, codes, Progress(quiet), as_json)
+
+
+@app.command()
+def add(index: INDEX, codes: CODES, as_json: JSON = False, quiet: QUIET = False) -> None:
+    """Add codes to an index; those that are in it already are not added again."""
+    from hashlens.index.folder import IndexFolder
+
+    _add(IndexFolder.open(index), codes, Progress(quiet), as_json)
+
+
+def _add(index: IndexFolder, codes: list[Path], progress: Progress, as_json: bool) -> None:
+    from hashlens.shards import open_together, require_complete, shards_in_order
+
+    folders = open_together(codes)
+    require_complete(folders)
+    index.require_model(folders[0].model["fingerprint"])
+    added = 0
+    shards = shards_in_order(folders)
+    with progress.bar("codes", sum(shard.n for shard in shards)) as advance:
+        for shard in shards:
+            # the checksums of codes and items: the same shard, wherever its folder is now
+            added += len(index.add(*shard.load(), source=f"{shard.codes_sha256} {shard.items_sha256}"))
+            advance(shard.n)
+    result = {"added": added, "n": len(index), "n_bits": index.n_bits, "index": str(index.path)}
+    if as_json:
+        print(json.dumps(result))
+        return
+    known = sum(shard.n for shard in shards) - added
+    print(f"{added:,} codes added to {index.path}" + (f", {known:,} were there already" if known else ""))
+    print(f"{len(index):,} pictures of {index.n_bits} bits\nnext     hashlens search {index.path} picture.jpg")
+
+
+@app.command()
+def remove(
+    index: INDEX,
+    ids: Annotated[str | None, typer.Option(help="Between commas.")] = None,
+    path: Annotated[str | None, typer.Option(help="A pattern such as '*/cache/*'; quote it.")] = None,
+    label: Annotated[str | None, typer.Option(help="All pictures that have this label.")] = None,
+    as_json: JSON = False,
+) -> None:
+    """Remove pictures from an index by id, path or label; their files are not touched."""
+    from hashlens.index.folder import IndexFolder
+
+    if (ids is not None) + (path is not None) + (label is not None) != 1:
+        raise UsageError("say which to remove by one of --ids, --path and --label")
+    folder = IndexFolder.open(index)
+    wanted: Any
+    if ids is not None:
+        wanted = _numbers(ids)
+    else:
+        wanted = folder.ids_like(path) if path is not None else folder.ids_with(label or "")
+    result = {"removed": folder.remove(wanted), "n": len(folder), "index": str(index)}
+    print(json.dumps(result) if as_json else f"{result['removed']:,} removed, {len(folder):,} left in {index}")
+
+
+@app.command()
+def compact(index: INDEX, as_json: JSON = False) -> None:
+    """Give back the room of removed pictures and join small parts; ids stay the same."""
+    from hashlens.index.folder import IndexFolder
+
+    folder = IndexFolder.open(index)
+    result = {"reclaimed": folder.compact(), "n": len(folder), "index": str(index)}
+    print(
+        json.dumps(result) if as_json else f"the room of {result['reclaimed']:,} pictures is free, {len(folder):,} left"
+    )
+
+
+@app.command()
+def verify(index: INDEX, as_json: JSON = False) -> None:
+    """Compare every file of an index with its checksum."""
+    from hashlens.index.folder import IndexFolder
+
+    folder = IndexFolder.open(index)
+    result = {"files": folder.verify(), "n": len(folder), "index": str(index)}
+    print(
+        json.dumps(result)
+        if as_json
+        else f"{result['files']:,} files are as they were written, {len(folder):,} pictures"
+    )
+
+
+@app.command("plan")
+def plan_(
+    n: Annotated[str, typer.Option(help="Number of pictures, such as 1000000 or 1e9.")],
+    bits: Annotated[int, typer.Option(help="Length of the codes.")] = 48,
+    as_json: JSON = False,
+) -> None:
+    """Tell what an index of that size needs before any work is done."""
+    from hashlens.index.plan import describe_plan, plan
+
+    try:
+        number = int(float(n))
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"--n takes a number such as 1000000 or 1e9, not {n}") from error
+    found = plan(number, bits)
+    print(json.dumps(found) if as_json else describe_plan(found))
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",") if word.strip()]
+    except ValueError as error:
+        raise UsageError(f"--ids takes whole numbers between commas, such as 3,17, not {text}") from error

@@ -1,0 +1,40 @@
+"""What the commands share: options that mean the same everywhere, and Ctrl-C as a request."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+JSON = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
+SEED = Annotated[int, typer.Option(min=0, help="Of the split, the initial weights and the order of pictures.")]
+TABLES: dict[str, Any] = {"rich_help_panel": "Tables and Hugging Face datasets"}
+COLUMN = Annotated[str | None, typer.Option(help="Its name, where it is not the usual one.", **TABLES)]
+FROM_FILE = Annotated[
+    Path | None, typer.Option(help="An archive of CIFAR-10 that you have: cifar-10-python.tar.gz or -binary.")
+]
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Within, the first Ctrl-C is a request to save and stop; the second stops at once."""
+    asked = False
+
+    def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        print("finishing the step and saving; press Ctrl-C again to stop at once", file=sys.stderr)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,162 @@
+"""The commands that search: encode, export, search, serve."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hashlens.cli_options import COLUMN, JSON, QUIET, TABLES, interruptible
+from hashlens.errors import UsageError
+from hashlens.progress import Progress
+
+app = typer.Typer()
+
+INDEX = Annotated[Path, typer.Argument(help="Folder of an index, made by: hashlens index build")]
+MODEL = Annotated[
+    Path | None, typer.Option(help="Folder of the model, trained or exported.  [default: the one the index names]")
+]
+PICTURES = Annotated[
+    Path | None, typer.Option(help="Where relative paths of pictures start.  [default: the folder you are in]")
+]
+
+
+@app.command()
+def encode(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A folder, a pattern, a list of paths (.txt, or - for standard input), a table (.csv), tar files"
+            ' such as "shards/{000..099}.tar", cifar10 or digits.'
+        ),
+    ],
+    model: Annotated[Path, typer.Option(help="Folder of a model, such as runs/NAME/model, or of an exported one.")],
+    out: Annotated[Path, typer.Option(help="Folder for the codes.")] = Path("codes"),
+    part: Annotated[
+        str, typer.Option(help="3/16: only every 16th shard, from the 3rd on, in OUT/part-3-of-16.")
+    ] = "1/1",
+    shard_size: Annotated[int, typer.Option(help="Pictures a shard; a shard is written as a whole.")] = 65_536,
+    path_column: COLUMN = None,
+    label_column: COLUMN = None,
+    separator: Annotated[str | None, typer.Option(help="Between the labels of a picture.", **TABLES)] = None,
+    as_json: JSON = False,
+    quiet: QUIET = False,
+) -> None:
+    """Turn pictures into codes with a trained model; the same command again goes on where it ended."""
+    from hashlens.data import Columns
+    from hashlens.encoding import encode_source, parse_part
+    from hashlens.export import load_encoder
+
+    with interruptible() as stop:
+        result = encode_source(
+            load_encoder(model),
+            source,
+            out,
+            Progress(quiet),
+            model=model,
+            columns=Columns(path_column, label_column, None, separator),
+            shard_size=shard_size,
+            part=parse_part(part),
+            stop=stop,
+        )
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(f"{result['n']:,} codes of {result['n_bits']} bits in {result['out']}")
+    if result["n_skipped"]:
+        print(f"{result['n_skipped']:,} pictures could not be read: see {Path(result['out']) / 'skipped.csv'}")
+    print(f"next     hashlens index build {out} --out index")
+
+
+@app.command()
+def export(
+    model: Annotated[Path, typer.Argument(help="Folder of a model, such as runs/NAME/model.")],
+    out: Annotated[Path, typer.Option(help="Folder of the exported model.")] = Path("exported"),
+    format: Annotated[str, typer.Option(help="onnx, the only one so far.")] = "onnx",
+    pictures: Annotated[
+        Path | None, typer.Option(help="A folder of pictures to check with.  [default: 256 of CIFAR-10, if it is here]")
+    ] = None,
+    as_json: JSON = False,
+    quiet: QUIET = False,
+) -> None:
+    """Write a model so that it encodes without torch; refused unless its bits are the same."""
+    from hashlens.data import open_source
+    from hashlens.export import export_onnx
+
+    if format != "onnx":
+        raise UsageError(f"there is no format '{format}'; onnx is the only one")
+    progress = Progress(quiet)
+    source = open_source(str(pictures) if pictures else "cifar10", progress=progress.say, labelled=False)
+    result = export_onnx(model, out, source.images[:256], progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    speed = result["pictures_per_second"]
+    print(
+        f"{out}/model.onnx  {result['bytes'] / 1e6:.1f} MB · uint8 RGB pictures of {result['image_size']} pixels a side"
+    )
+    print(f"check on {result['n_pictures']} pictures: {result['bits_equal']:.3%} of the bits are equal")
+    print(f"pictures a second: torch {speed['torch']:.0f}, onnx {speed['onnx']:.0f}")
+    print(f"next     hashlens encode path/to/pictures --model {out} --out codes")
+
+
+@app.command()
+def search(
+    index: INDEX,
+    query: Annotated[str, typer.Argument(help="A picture, a folder of them, - for one on standard input, or a code.")],
+    k: Annotated[int | None, typer.Option("-k", min=1, help="How many.  [default: 10, with --radius all]")] = None,
+    radius: Annotated[int | None, typer.Option(min=0, help="All pictures at most so many bits away.")] = None,
+    label: Annotated[str | None, typer.Option(help="Only pictures that have this label.")] = None,
+    model: MODEL = None,
+    html: Annotated[Path | None, typer.Option(help="Write the results with small pictures to this file.")] = None,
+    pictures: PICTURES = None,
+    as_json: JSON = False,
+) -> None:
+    """Find the nearest pictures of an index. With --json a folder gives one object a line."""
+    from hashlens.search import UnreadablePicture, describe_answer, open_searcher, queries, write_page
+    from hashlens.thumbnails import Pictures
+
+    searcher = open_searcher(index, model)
+    answers = []
+    for name, asked in queries(query):
+        try:
+            answer = searcher.search(asked, k, radius, label)
+        except UnreadablePicture as error:
+            if not Path(query).is_dir():
+                raise
+            print(f"skipped: {error.message}", file=sys.stderr)
+            continue
+        print(json.dumps({"name": name, **answer}) if as_json else describe_answer(name, answer))
+        if html is not None:
+            answers.append((name, asked, answer))
+    if html is not None and answers:
+        write_page(html, answers, Pictures(searcher.index, pictures))
+        print(f"page     {html}", file=sys.stderr)
+
+
+@app.command()
+def serve(
+    index: INDEX,
+    model: MODEL = None,
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 lets the network in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="If it is taken, the next free one is used.")] = 8000,
+    max_upload: Annotated[float, typer.Option(min=0.001, help="Megabytes of one picture.")] = 20,
+    pictures: PICTURES = None,
+) -> None:
+    """Open the search page and its HTTP interface on this machine."""
+    from hashlens.search import open_searcher
+    from hashlens.server.app import Limits
+    from hashlens.server.serving import serve as serve_until_stopped
+
+    serve_until_stopped(
+        open_searcher(index, model),
+        host,
+        port,
+        limits=Limits(max_upload=int(max_upload * 1e6)),
+        pictures=pictures,
+        say=Progress().say,
+        ready=lambda line: print(line, flush=True),
+    )

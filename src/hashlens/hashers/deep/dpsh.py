@@ -1,0 +1,113 @@
+"""DPSH, deep pairwise-supervised hashing: outputs of a batch in, likelihood of its pairs with all pictures out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hashlens.data.labels import Labels, relevant
+from hashlens.hashers.deep.base import DeepHasher
+from hashlens.hashers.deep.dtsh import quantisation_error
+from hashlens.hashers.deep.training import Training
+
+DEFAULT_TRAINING = Training()
+
+
+class DPSH(DeepHasher):
+    """Deep supervised hashing with pairwise labels.
+
+    W.-J. Li, S. Wang, W.-C. Kang, "Feature Learning Based Deep Supervised Hashing with Pairwise Labels", IJCAI 2016.
+
+    With theta_ij = u_i . u_j / 2 and s_ij = 1 where i and j share a label, else 0, minimises over all pairs the sum of
+    log(1 + exp(theta_ij)) - s_ij theta_ij, + eta sum ||u - sgn(u)||^2.
+
+    Parameters
+    ----------
+    eta : weight of the quantisation term as the paper counts it, that is against the sum over the pairs of a picture
+        with all n training pictures; 10 in the authors' code.
+    head, backbone, weights, image_size, frozen_blocks, training : as in DTSH; the paper's head is "linear".
+
+    Differences from the paper: the backbone is EfficientNet-Lite and its leading blocks stay frozen; AdamW with a
+    one-cycle schedule; horizontal flips. The sums are divided by the number of pairs. As in the authors' code, a batch
+    is paired with the remembered outputs of the whole training set, itself included, and the gradient goes through
+    the batch only.
+    """
+
+    name = "dpsh"
+
+    def __init__(
+        self,
+        n_bits: int = 48,
+        *,
+        eta: float = 10.0,
+        head: str = "linear",
+        backbone: str = "auto",
+        weights: str | None = None,
+        image_size: int | None = None,
+        frozen_blocks: int | None = None,
+        training: Training = DEFAULT_TRAINING,
+        random_state: int = 0,
+    ):
+        self.n_bits = n_bits
+        self.eta = eta
+        self.head = head
+        self.backbone = backbone
+        self.weights = weights
+        self.image_size = image_size
+        self.frozen_blocks = frozen_blocks
+        self.training = training
+        self.random_state = random_state
+
+    @classmethod
+    def published(cls, n_bits: int, n_train: int, **changes: Any) -> Self:
+        """The settings of the authors' released code on the paper's CNN-F; `changes` are those you make to them.
+
+        Their loss is divided by the number of pairs as ours is, so nothing depends on `n_train`.
+        """
+        theirs = Training(
+            epochs=150,
+            batch_size=128,
+            last_batch="keep",
+            optimizer="sgd",
+            lr=0.05,
+            head_lr=0.05,
+            weight_decay=1e-5,
+            schedule="step",
+            step_epochs=50,
+            step_factor=0.1,
+            flip=False,
+            precision="float32",
+        )
+        training = replace(theirs, **changes.pop("training", {}))
+        asked: dict[str, Any] = {"backbone": "cnn-f", "frozen_blocks": 0, **changes}
+        return cls(n_bits, training=training, **asked)
+
+    def _loss(self, labels: Labels) -> nn.Module:
+        return BankPairLikelihood(self.eta / len(labels), labels, self.n_bits)
+
+
+class BankPairLikelihood(nn.Module):
+    """Mean over pairs (batch, training set) of softplus(theta) - s theta, + eta_bar mean ||u - sgn(u)||^2.
+
+    `eta_bar` is the paper's eta divided by the number of training pictures.
+    """
+
+    def __init__(self, eta_bar: float, labels: Labels, n_bits: int):
+        super().__init__()
+        self.eta_bar = eta_bar
+        self.labels = labels
+        self.register_buffer("bank", torch.zeros(len(labels), n_bits))  # zeros until a picture was first seen
+        self.bank: torch.Tensor
+
+    def forward(self, u: torch.Tensor, labels: Labels, rows: np.ndarray) -> tuple[torch.Tensor, dict[str, float]]:
+        self.bank[rows] = u.detach().to(self.bank)
+        same = torch.from_numpy(relevant(labels, self.labels)).to(u.device)
+        theta = u @ self.bank.T.to(u.dtype) / 2  # (b, n)
+        nll = F.softplus(theta).mean() - (theta * same).mean()
+        active = ((theta > 0) != same).float().mean().item()
+        return nll + self.eta_bar * quantisation_error(u), {"active": active}

@@ -1,0 +1,141 @@
+"""Anchor graph: features in, their sparse memberships Z in a few anchors and the eigenvectors of the graph out.
+
+Two rows are similar by the anchors they share: A = Z diag(Z^T 1)^-1 Z^T, (n, n), of which every row sums to 1. A is
+never formed: all that is needed of it follows from Z (n, m), which has a few entries in each row.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+from scipy import linalg, sparse
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+
+from hashlens.data.labels import Labels
+from hashlens.errors import DataError, UsageError
+from hashlens.hashers.shallow.base import ShallowHasher, squared_distances
+from hashlens.threads import blocks
+
+TURNS = 10  # of k-means: anchors need not be its best centres, only near to all rows
+BLOCK = 4096  # rows whose distances to all anchors are held at once
+EMPTY = 1e-9  # an anchor of which all training rows together hold less than this is nobody's
+NOISE = 1e-9  # what rounding leaves of an exact zero; values of bits are of the order of 1
+
+
+class AnchorGraphHasher(ShallowHasher):
+    """A method whose codes are sgn(z(x) W), where z(x) are the memberships of x in its `n_nearest` nearest anchors.
+
+    Memberships are exp(-|x - anchor|^2 / width), scaled to sum to 1; zero for all other anchors. Anchors are
+    `n_anchors` centres of k-means, but at most half as many as there are training rows: an anchor that stands for a
+    single row joins nothing. `width` is the square of the mean distance of a training row to the last of its nearest
+    anchors, as in the released code of AGH. Anchors that no training row is near are dropped.
+    """
+
+    n_anchors: int
+    n_nearest: int
+    anchors_: np.ndarray  # (m, d)
+    width_: np.ndarray  # (), in units of squared distance
+    projection_: np.ndarray  # (m, columns of W)
+
+    def _fit(self, X: np.ndarray, labels: Labels | None) -> None:
+        if self.n_anchors < 2:
+            raise UsageError(f"n_anchors must be 2 or more, not {self.n_anchors}")
+        if self.n_nearest < 1:
+            raise UsageError(f"n_nearest must be 1 or more, not {self.n_nearest}")
+        self.anchors_ = find_anchors(X, self.n_anchors, self.random_state)
+        squared, ids = nearest_anchors(X, self.anchors_, self.n_nearest)
+        self.width_ = np.array(np.sqrt(squared.max(1)).mean() ** 2 or 1.0)  # 0: a single nearest anchor on every row
+        Z = memberships(squared, ids, self.width_, len(self.anchors_))
+        used = Z.sum(0) > EMPTY
+        if not used.all():
+            self.anchors_ = self.anchors_[used]
+            Z = self._memberships(X)
+        self.projection_ = np.ascontiguousarray(self._learn_projection(Z))
+
+    def _learn_projection(self, Z: sparse.csr_array) -> np.ndarray:
+        """W (m, columns) for the memberships of the training rows."""
+        raise NotImplementedError
+
+    def _memberships(self, X: np.ndarray) -> sparse.csr_array:
+        squared, ids = nearest_anchors(X, self.anchors_, self.n_nearest)
+        return memberships(squared, ids, self.width_, len(self.anchors_))
+
+    def _project(self, X: np.ndarray) -> np.ndarray:
+        return without_noise(self._memberships(X) @ self.projection_)
+
+
+def find_anchors(X: np.ndarray, n: int, random_state: int) -> np.ndarray:
+    """At most n distinct centres of X by a few turns of k-means, no more than one for two rows, but two at least."""
+    n = max(2, min(n, len(X) // 2))
+    means = KMeans(n, init="random", n_init=1, max_iter=TURNS, random_state=random_state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than n
+        means.fit(X)
+    return np.unique(means.cluster_centers_, axis=0)
+
+
+def nearest_anchors(X: np.ndarray, anchors: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Squared distances and ids, both (rows, n), of the n nearest anchors of each row, in no order; all where m < n."""
+    n = min(n, len(anchors))
+    squared, ids = np.empty((len(X), n)), np.empty((len(X), n), np.int64)
+    for rows in blocks(len(X), BLOCK):
+        all_squared = squared_distances(X[rows], anchors)
+        ids[rows] = np.argpartition(all_squared, n - 1, axis=1)[:, :n]
+        squared[rows] = np.take_along_axis(all_squared, ids[rows], axis=1)
+    return squared, ids
+
+
+def memberships(squared: np.ndarray, ids: np.ndarray, width: np.ndarray, n_anchors: int) -> sparse.csr_array:
+    """Z (n, n_anchors): exp(-squared / width) at the ids of the nearest anchors, every row scaled to sum to 1."""
+    n, n_nearest = ids.shape
+    # measured from the nearest, which changes nothing after scaling: far from all anchors every exp would be 0
+    weights = np.exp((squared.min(1, keepdims=True) - squared) / width)
+    weights /= weights.sum(1, keepdims=True)
+    Z = sparse.csr_array((weights.ravel(), ids.ravel(), np.arange(n + 1) * n_nearest), shape=(n, n_anchors))
+    Z.sort_indices()  # so that sums over a row are always taken in the same order
+    return Z
+
+
+def graph_eigenvectors(Z: sparse.csr_array, n_vectors: int, random_state: int) -> tuple[np.ndarray, np.ndarray]:
+    """W (m, r) and eigenvalues (r,), the largest first: Y = Z W are eigenvectors of A with 1^T Y = 0, Y^T Y = n I.
+
+    The constant eigenvector, whose eigenvalue is 1, is left out. r is `n_vectors` or, if that is less, the number of
+    others with an eigenvalue above 0. In a graph of several components that are not joined, further eigenvalues are 1;
+    their eigenvectors tell components apart and any rotation of them is as good, so a random one is taken.
+    """
+    n, mass = Z.shape[0], Z.sum(0)
+    scale = 1 / np.sqrt(mass)
+    M = scale[:, None] * (Z.T @ Z).toarray() * scale
+    constant = np.sqrt(mass / n)
+    values, vectors = linalg.eigh(M - np.outer(constant, constant))  # the constant eigenvector's value becomes 0
+    values, vectors = values[::-1], vectors[:, ::-1]
+    r = int((values > NOISE).sum())
+    if r == 0:
+        raise DataError("all rows have the same anchors, so their graph tells none apart; give features that vary more")
+    components = int((values > 1 - NOISE).sum())
+    if components > 1:
+        mixed = np.random.default_rng(random_state).standard_normal((len(mass), components))
+        same_space = vectors[:, :components]
+        vectors[:, :components] = linalg.qr(same_space @ (same_space.T @ mixed), mode="economic")[0]
+    r = min(r, n_vectors)
+    values, vectors = values[:r], vectors[:, :r]
+    largest = np.abs(vectors).argmax(0)
+    vectors = vectors * np.sign(vectors[largest, np.arange(r)])  # the sign of an eigenvector is nobody's choice
+    return np.sqrt(n) * scale[:, None] * vectors / np.sqrt(values), values
+
+
+def fill_up(W: np.ndarray, n: int, random_state: int) -> np.ndarray:
+    """W (m, r) with n columns: where there are more than r, random rotations of W follow it."""
+    rng = np.random.default_rng(random_state)
+    r = W.shape[1]
+    parts = [W]
+    while r * len(parts) < n:
+        parts.append(W @ linalg.qr(rng.standard_normal((r, r)))[0])
+    return np.hstack(parts)[:, :n]
+
+
+def without_noise(Y: np.ndarray) -> np.ndarray:
+    """Y with exact zeros where rounding left almost none: an eigenvector of one component is zero on all others."""
+    return np.where(np.abs(Y) > NOISE, Y, 0.0)

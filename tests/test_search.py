@@ -1,0 +1,344 @@
+"""Search: the same codes as encoding makes, every kind of query, ties, radii, labels, models, text and page."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from made_index import N_BITS, make_index
+from PIL import Image
+
+from hashlens import DTSH, Codes, Training
+from hashlens.errors import DataError, MismatchError, UsageError
+from hashlens.index import HammingIndex
+from hashlens.index.folder import IndexFolder
+from hashlens.index.histogram import count_distances
+from hashlens.search import (
+    EmptyIndex,
+    NoSuchPicture,
+    Searcher,
+    UnreadablePicture,
+    describe_answer,
+    find_model,
+    open_searcher,
+    parse_code,
+    queries,
+    write_page,
+)
+from hashlens.thumbnails import Pictures
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_index(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture(scope="module")
+def searcher(made):
+    return open_searcher(made.index, made.model)
+
+
+def slowly(index, code):
+    """Distances to all pictures that are there, by bits, and their ids."""
+    own = np.unpackbits(code.packed[0])[: index.n_bits]
+    ids = [i for i in range(index.facts["next_id"]) if index.item(i) is not None]
+    return np.array([(np.unpackbits(index.code(i).packed[0])[: index.n_bits] != own).sum() for i in ids]), np.array(ids)
+
+
+@pytest.mark.parametrize("n_bits", [12, 48, 64, 100, 200])
+def test_the_histogram_counts_every_distance(n_bits, rng):
+    index = HammingIndex(n_bits)
+    codes = Codes.from_relaxed(rng.normal(size=(9_001, n_bits)))
+    index.add(codes[:5_000])
+    index.add(codes[5_000:])
+    bits = np.unpackbits(codes.packed, axis=1)[:, :n_bits]
+
+    def expected(rows):
+        return np.bincount((bits[rows] != bits[7]).sum(axis=1), minlength=n_bits + 1)
+
+    np.testing.assert_array_equal(count_distances(index, codes[7]), expected(np.arange(9_001)))
+    some = rng.choice(9_001, 500, replace=False)
+    np.testing.assert_array_equal(count_distances(index, codes[7], among=some), expected(some))
+    index.remove(some)
+    left = np.setdiff1d(np.arange(9_001), some)
+    np.testing.assert_array_equal(count_distances(index, codes[7]), expected(left))
+    assert count_distances(index, codes[7], among=some).sum() == 0
+    assert count_distances(HammingIndex(n_bits), codes[7]).sum() == 0
+    with pytest.raises(MismatchError, match="one code of"):
+        count_distances(index, codes[:2])
+
+
+def test_every_picture_of_the_index_finds_itself(made, searcher):
+    """Read from a file, from bytes or given as a picture by id: the code is that of the index."""
+    for id_ in (0, 25, 59):
+        path = Path(searcher.index.item(id_)["path"])
+        expected = searcher.index.code(id_).packed.tobytes().hex()
+        for query in (path, path.read_bytes(), str(path), id_, expected, searcher.index.code(id_)):
+            answer = searcher.search(query, k=60)
+            assert answer["query"]["code"] == expected
+            assert next(hit["distance"] for hit in answer["hits"] if hit["id"] == id_) == 0
+    with Image.open(path) as image:
+        image.load()
+    assert searcher.search(image)["query"]["width"] == 96
+    assert searcher.search(path)["query"] == {"code": expected, "path": path.as_posix(), "width": 96, "height": 72}
+    assert searcher.search(59)["query"]["labels"] == ["digit"]
+
+
+def test_answers_are_those_of_a_slow_search(searcher, rng):
+    for _ in range(10):
+        code = Codes.from_relaxed(rng.normal(size=(1, N_BITS)))
+        distances, ids = slowly(searcher.index, code)
+        order = np.lexsort((ids, distances))
+        answer = searcher.search(code, k=13)
+        assert [(hit["distance"], hit["id"]) for hit in answer["hits"]] == [(distances[i], ids[i]) for i in order[:13]]
+        assert answer["histogram"] == np.bincount(distances, minlength=N_BITS + 1).tolist()
+        last = distances[order[12]]
+        shown = sum(hit["distance"] == last for hit in answer["hits"])
+        assert answer["ties"] == {"distance": last, "shown": shown, "total": (distances == last).sum()}
+        radius = int(np.sort(distances)[20])
+        within = searcher.search(code, radius=radius)["hits"]
+        assert [hit["id"] for hit in within] == [ids[i] for i in order if distances[i] <= radius] and len(within) > 20
+        assert searcher.search(code, k=5, radius=radius)["hits"] == within[:5]
+    assert len(searcher.search(code)["hits"]) == 10  # where nothing is asked for
+    assert len(searcher.search(code, k=1_000)["hits"]) == 60
+    json.dumps(answer)  # plain data
+
+
+def test_only_pictures_with_a_label(searcher):
+    answer = searcher.search(0, k=100, label="flower")
+    assert len(answer["hits"]) == sum(answer["histogram"]) == 20
+    assert {hit["labels"][0] for hit in answer["hits"]} == {"flower"}
+    assert len(searcher.search(0, radius=N_BITS, label="flower")["hits"]) == 20
+    none = searcher.search(0, label="nothing of the kind")
+    assert none["hits"] == [] and none["ties"] is None and "no picture has that label" in describe_answer("0", none)
+    with pytest.raises(UsageError, match="the label is not text"):
+        searcher.search(0, label="\ud800")
+    assert set(searcher.labels()) == {"palace", "flower", "digit"} and len(searcher.labels(2)) == 2
+    assert len(searcher.examples()) == 6
+
+
+def test_removed_pictures_are_not_found(made, tmp_path, rng):
+    index = IndexFolder.create(tmp_path / "index", 12, {"fingerprint": "ab" * 32, "name": "none"})
+    empty = Searcher(index)
+    with pytest.raises(EmptyIndex, match="no pictures; add some"):
+        empty.search("abc0")
+    empty.warm_up()
+    assert empty.labels() == empty.examples() == [] and Pictures(index).roots == []
+    index.add(Codes.from_relaxed(rng.normal(size=(9, 12))), pa.table({"path": [f"{i}.jpg" for i in range(9)]}))
+    index.remove([4])
+    searcher = Searcher(IndexFolder.open(tmp_path / "index"))
+    searcher.warm_up()
+    answer = searcher.search(3, k=20)
+    assert {hit["id"] for hit in answer["hits"]} == {0, 1, 2, 3, 5, 6, 7, 8} and sum(answer["histogram"]) == 8
+    assert 4 not in searcher.examples() and searcher.labels() == []
+    assert "label" not in describe_answer("3", answer)
+    for id_ in (4, 9, -1, 10**12, 10**30):
+        with pytest.raises(NoSuchPicture, match=f"no picture {id_}; it was removed, or never there"):
+            searcher.search(id_)
+    with pytest.raises(UsageError, match="no model is loaded"):
+        searcher.search(b"picture")
+
+
+def test_codes_in_hex(searcher):
+    assert parse_code("9F3C 21a0 77e4", 48).packed.tolist() == [[159, 60, 33, 160, 119, 228]]
+    for text, why in (
+        ("abc", "6 hex digits"),
+        ("abcd", "6 hex digits are needed, 4"),
+        ("zz", "6 hex"),
+        ("abcdef", "must be 0"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            parse_code(text, N_BITS)
+    with pytest.raises(UsageError, match="6 hex digits are needed"):
+        searcher.search("abcd")
+    for wrong in (parse_code("abcd", 16), Codes(np.zeros((2, 3), np.uint8), N_BITS)):
+        with pytest.raises(MismatchError, match="codes of 20 bits; search for one such code at a time"):
+            searcher.search(wrong)
+    for wrong in (True, 1.5, None, [1]):
+        with pytest.raises(UsageError, match="give a picture, an id or a code"):
+            searcher.search(wrong)
+
+
+@pytest.mark.parametrize("how", [{"k": 0}, {"k": -5}, {"radius": -1}])
+def test_wrong_numbers(searcher, how):
+    with pytest.raises(UsageError, match="must be"):
+        searcher.search(0, **how)
+
+
+def test_pictures_that_are_none(made, searcher, tmp_path):
+    whole = (made.pictures / "palace" / "000.jpg").read_bytes()
+    (tmp_path / "text.jpg").write_text("not a picture")
+    for query, why in (
+        (tmp_path / "text.jpg", r"text.jpg' is not a picture that can be read \(not a picture\); give a JPEG"),
+        (tmp_path / "nowhere.jpg", r"no picture .*nowhere.jpg"),
+        (tmp_path, "picture"),
+        (b"", "zero bytes"),
+        (b"text", "not a picture"),
+        (whole[: len(whole) // 2], r"this is cut off after \d"),
+    ):
+        with pytest.raises(UnreadablePicture, match=why) as caught:
+            searcher.search(query)
+        assert "\n" not in caught.value.message
+    small = open_searcher(made.index, made.exported, max_pixels=96 * 72 - 1)
+    with pytest.raises(UnreadablePicture, match="96 x 72 pixels, the limit is 0 million; make it smaller"):
+        small.search(whole)
+
+
+def test_the_model_must_be_that_of_the_index(made, tmp_path, monkeypatch):
+    exported = open_searcher(made.index, made.exported)
+    answers = [
+        s.search(made.pictures / "digit" / "003.jpg")["query"]["code"]
+        for s in (exported, open_searcher(made.index, made.model))
+    ]
+    assert answers[0] == answers[1]
+    with pytest.raises(
+        UsageError, match="was made with the model made, which is not here; say where it is with --model"
+    ):
+        open_searcher(shutil.copytree(made.index, tmp_path / "far" / "index"))  # no models near it
+    monkeypatch.chdir(made.model.parents[2])
+    assert find_model(IndexFolder.open(made.index)) == Path("runs/made/model")
+    assert open_searcher(made.index).takes_pictures
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in made.exported.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    facts = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(facts | {"model": {"fingerprint": "cd" * 32, "name": "x"}}))
+    with pytest.raises(MismatchError, match="this one is cdcdcdcdcdcd"):
+        open_searcher(made.index, other)
+    (other / "config.json").write_text("{")
+    with pytest.raises(DataError, match="damaged"):
+        open_searcher(made.index, other)
+    longer = type("Longer", (), {"n_bits": 64})()
+    with pytest.raises(MismatchError, match="holds codes of 20 bits, this model makes 64"):
+        Searcher(IndexFolder.open(made.index), longer)
+
+
+def test_a_method_on_features_and_one_with_its_own_way(made, tmp_path):
+    """ITQ on GIST has no network: it goes its own way, and gives the codes that encode makes."""
+    from hashlens.data.images import as_images
+    from hashlens.encoding import encode_function
+    from hashlens.hashers.shallow.itq import ITQ
+
+    paths = sorted(made.pictures.rglob("*.jpg"))
+    hasher = ITQ(8, features="gist").fit(as_images(paths))
+    codes = encode_function(hasher)(as_images(paths))
+    index = IndexFolder.create(tmp_path / "index", 8, {"fingerprint": "ab" * 32, "name": "none"})
+    index.add(codes, pa.table({"path": [str(path) for path in paths]}))
+    assert Searcher(index, hasher).search(paths[7])["query"]["code"] == codes[7].packed.tobytes().hex()
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_a_trained_model_as_it_is(made, tmp_path, mirror):
+    """The network is prepared once, and its codes are still those that the model itself makes."""
+    paths = sorted(map(str, made.pictures.rglob("*.jpg")))
+    training = Training(epochs=1, batch_size=30, mirror=mirror)
+    hasher = DTSH(16, backbone="small-cnn", image_size=24, training=training).fit(paths, np.arange(60) // 20)
+    codes = hasher.encode(paths)
+    index = IndexFolder.create(tmp_path / "index", 16, {"fingerprint": "ab" * 32, "name": "none"})
+    index.add(codes, pa.table({"path": paths}))
+    searcher = Searcher(index, hasher)
+    for row in (3, 33, 59):
+        assert searcher.search(Path(paths[row]))["query"]["code"] == codes[row].packed.tobytes().hex()
+
+
+def test_text(searcher):
+    answer = searcher.search(0, k=3)
+    text = describe_answer("palace.jpg", answer)
+    first, header, *rows = text.splitlines()
+    assert first.startswith("palace.jpg · 20 bits ") and first.endswith(" · 60 pictures, exact")
+    assert header.split() == ["rank", "bits", "apart", "label", "path"] and len(rows) == 3
+    assert rows[0].split()[:3] == ["1", "0", rows[0].split()[2]]
+    ties = answer["ties"]
+    more = f"{ties['total'] - ties['shown']} more at distance {ties['distance']} (show: --radius {ties['distance']})"
+    assert (more in rows[-1]) == (ties["total"] > ties["shown"])
+    code = Codes.from_signs(-searcher.index.code(0).signs())
+    nearest = next(d for d, n in enumerate(searcher.search(code)["histogram"]) if n)
+    if nearest:
+        assert f"the nearest is {nearest} bits away" in describe_answer("x", searcher.search(code, radius=nearest - 1))
+
+
+def test_queries_of_the_command_line(made, monkeypatch):
+    assert [name for name, _ in queries("abcdef")] == ["abcdef"]
+    found = list(queries(str(made.pictures / "flower")))
+    assert len(found) == 20 and found[0] == (
+        (made.pictures / "flower" / "000.jpg").as_posix(),
+        made.pictures / "flower" / "000.jpg",
+    )
+    monkeypatch.setattr(sys, "stdin", type("In", (), {"buffer": io.BytesIO(b"bytes")}))
+    assert list(queries("-")) == [("standard input", b"bytes")]
+
+
+def test_the_page_is_one_file(made, searcher, tmp_path):
+    hostile = "<script>alert(1)</script>"
+    query = made.pictures / "palace" / "000.jpg"
+    answers = [(hostile, query, searcher.search(query)), ("abcde0", "abcde0", searcher.search("abcde0", radius=0))]
+    answers[0][2]["hits"][1]["path"] = "gone.jpg"
+    write_page(tmp_path / "out.html", answers, Pictures(searcher.index))
+    text = (tmp_path / "out.html").read_text()
+    assert text.count("data:image/jpeg") == 1 + 9 and "file moved" in text and "20 bits" in text
+    assert "<script" not in text and "&lt;script&gt;" in text and "http" not in text.replace("http-equiv", "")
+    assert "bits away" in text
+
+
+def test_thumbnails_stay_inside_the_recorded_folders(made, tmp_path, rng):
+    secret = tmp_path / "secret.png"
+    Image.new("RGB", (50, 30), "red").save(secret)
+    photos = tmp_path / "photos"
+    for name in ("a", "b"):
+        (photos / name).mkdir(parents=True)
+        Image.new("RGB", (500, 300), "blue").save(photos / name / "1.png")
+    (photos / "a" / "link.png").symlink_to(secret)
+    index = IndexFolder.create(tmp_path / "index", 12, {"fingerprint": "ab" * 32, "name": "none"})
+    paths = [str(photos / name) for name in ("a/1.png", "b/1.png", "a/link.png", "a/../b/1.png", "a/../../secret.png")]
+    index.add(Codes.from_relaxed(rng.normal(size=(5, 12))), pa.table({"path": paths}))
+    pictures = Pictures(index)
+    assert pictures.roots == [photos]
+    assert pictures.thumbnail(paths[0], 100).size == (100, 60)
+    assert pictures.thumbnail(paths[3], 100) is not None
+    for outside in (paths[2], paths[4], str(secret), "/etc/passwd", str(photos), "", "a\0b"):
+        assert pictures.thumbnail(outside, 100) is None
+    # relative paths start at a folder that can be given
+    relative = IndexFolder.create(tmp_path / "relative", 12, {"fingerprint": "ab" * 32, "name": "none"})
+    relative.add(Codes.from_relaxed(rng.normal(size=(2, 12))), pa.table({"path": ["photos/a/1.png", "photos/b/1.png"]}))
+    assert Pictures(relative, tmp_path).thumbnail("photos/a/1.png", 50).size == (50, 30)
+    assert Pictures(relative, tmp_path / "photos").thumbnail("photos/a/1.png", 50) is None
+
+
+def test_thumbnails_from_tar_files(tmp_path, rng):
+    file = io.BytesIO()
+    Image.new("RGB", (80, 40), "green").save(file, "PNG")
+    with tarfile.open(tmp_path / "s.tar", "w") as archive:
+        for name in ("x/1.png", "x/2.png"):
+            member = tarfile.TarInfo(name)
+            member.size = len(file.getvalue())
+            archive.addfile(member, io.BytesIO(file.getvalue()))
+    index = IndexFolder.create(tmp_path / "index", 12, {"fingerprint": "ab" * 32, "name": "none"})
+    paths = [f"{tmp_path}/s.tar::x/{i}.png" for i in (1, 2)]
+    index.add(Codes.from_relaxed(rng.normal(size=(2, 12))), pa.table({"path": paths}))
+    pictures = Pictures(index)
+    assert pictures.roots == [tmp_path]
+    assert pictures.thumbnail(paths[1], 20).size == (20, 10)
+    assert pictures.thumbnail(f"{tmp_path}/s.tar::x/3.png", 20) is None
+
+
+def test_without_torch(made):
+    """A fresh process in which torch cannot be imported searches with the exported model."""
+    code = f"""
+import sys
+sys.modules["torch"] = None
+from pathlib import Path
+from hashlens.search import open_searcher
+import hashlens.server.serving
+searcher = open_searcher({str(made.index)!r}, {str(made.exported)!r})
+answer = searcher.search(Path({str(made.pictures / "palace" / "000.jpg")!r}))
+print(answer["hits"][0]["distance"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
