@@ -20,6 +20,7 @@ check: $(READY)       ## formatting, lint and types
 
 bench: $(READY)       ## ratios against the usual ways, in one process each
 	$(BIN)/python -m benchmarks.bench
+	$(BIN)/python -m benchmarks.search_bench
 
 results: $(READY)     ## rebuild the tables in README from benchmarks/results
 	$(BIN)/python -m benchmarks.tables --write

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hashlens.comparison_tables import as_markdown
+from hashlens.hashers import METHODS
 from hashlens.progress import duration
 
 ROOT = Path(__file__).parent.parent
@@ -87,6 +88,17 @@ def features() -> str:
     return "\n".join([*rows, *(f"| {network} | {value:.3f} |" for network, value in found["map"].items())])
 
 
+def methods() -> str:
+    """All methods, as the command line lists them."""
+    rows = ["| method | learns from | what it does | paper |", "|---|---|---|---|"]
+    for name, method in METHODS.items():
+        learns_from = ("pictures" if method.takes == "images" else "features") + (
+            ", labels" if method.supervised else ""
+        )
+        rows.append(f"| `{name}` | {learns_from} | {method.summary} | {method.paper} |")
+    return "\n".join(rows)
+
+
 def comparison(name: str) -> str:
     """A comparison of methods, as `hashlens compare` made it: its result.json, committed under this name."""
     result = json.loads((RESULTS / "comparison" / f"{name}.json").read_text(encoding="utf-8"))
@@ -97,7 +109,14 @@ def _time(result: dict[str, Any]) -> str:
     return f"{duration(result['seconds']['total'])}, {result['machine']['threads']}"
 
 
-TABLES = {"dtsh": dtsh, "mirflickr": mirflickr, "variants": variants, "features": features, "comparison": comparison}
+TABLES = {
+    "dtsh": dtsh,
+    "mirflickr": mirflickr,
+    "variants": variants,
+    "features": features,
+    "comparison": comparison,
+    "methods": methods,
+}
 
 
 def filled(text: str) -> str:

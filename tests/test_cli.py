@@ -15,7 +15,8 @@ from PIL import Image
 from hashlens import cli
 from hashlens.data import cifar10, make_protocol, open_source
 from hashlens.errors import Stopped
-from hashlens.shards import CodesFolder
+from hashlens.hashers import make_hasher
+from hashlens.shards import CodesFolder, open_together, require_complete
 
 
 @pytest.fixture
@@ -388,3 +389,44 @@ def test_the_quirk_mirrors_the_test_batch_alone(monkeypatch, rng):
     assert np.array_equal(odd.read(np.arange(50), 4), plain.read(np.arange(50), 4))
     for row in range(50, 60):
         assert np.array_equal(odd.read([row], 4)[0], plain.read([row], 4)[0].swapaxes(0, 1))
+
+
+def test_encode_goes_on_and_makes_parts(hashlens, tmp_path):
+    photos = make_folder(tmp_path / "photos")
+    images = open_source(photos).images
+    for seed in (0, 1):
+        make_hasher("lsh", n_bits=12, features="gist", random_state=seed).fit(images).save(tmp_path / f"model{seed}")
+    command = ["encode", photos, "--model", tmp_path / "model0", "--shard-size", 10]
+    code, out, err = hashlens(*command, "--out", tmp_path / "codes")
+    assert code == 0, err
+    assert out.startswith("36 codes of 12 bits in ") and "hashlens index build" in out
+    code, again, err = hashlens(*command, "--out", tmp_path / "codes")
+    assert code == 0 and again == out
+    assert "4 shards found and verified, 0 to go" in err
+    for part in ("1/2", "2/2"):
+        assert hashlens(*command, "--out", tmp_path / "parts", "--part", part, "--quiet")[0] == 0
+    folders = open_together([tmp_path / "parts"])
+    require_complete(folders)
+    assert sum(map(len, folders)) == 36
+    refused(hashlens(*command, "--out", tmp_path / "parts", "--part", "3/2"), 2, "3/16", "3/2")
+    refused(hashlens(*command, "--out", tmp_path / "codes", "--label-column", "x"), 2, "tables")
+    command[3] = tmp_path / "model1"
+    refused(hashlens(*command, "--out", tmp_path / "codes"), 4, "model0", "model1", "cannot be mixed")
+
+
+def test_ctrl_c_in_encode_keeps_whole_shards(tmp_path):
+    photos = make_folder(tmp_path / "photos")
+    make_hasher("lsh", n_bits=12, features="gist").fit(open_source(photos).images).save(tmp_path / "model")
+    command = [sys.executable, "-m", "hashlens", "encode", photos, "--model", tmp_path / "model", "--shard-size", "1"]
+    process = subprocess.Popen(
+        [*map(str, command), "--out", str(tmp_path / "codes")], stderr=subprocess.PIPE, text=True
+    )
+    while process.poll() is None and not (tmp_path / "codes" / "shard-00002.codes.npy").exists():
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "the same command goes on" in err and "Traceback" not in err
+    folder = CodesFolder.open(tmp_path / "codes")
+    folder.verify()
+    assert 2 <= len(folder) < 36

@@ -43,17 +43,19 @@ def test_files_that_readme_links_to_exist():
         assert (ROOT / target).exists(), target
 
 
-def test_python_example_runs(tmp_path, monkeypatch):
-    """The README's Python block, on features instead of pictures so that nothing is downloaded."""
+def test_python_examples_run(tmp_path, monkeypatch):
+    """The README's Python blocks, on features instead of pictures so that nothing is downloaded."""
     monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    search, train = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, 60)
     images = rng.standard_normal((60, 8)) + 3 * np.eye(8)[labels]
     names = {"images": images, "labels": labels}
-    exec(block, names)
+    exec(train, names)
     assert names["codes"].n_bits == 48
     assert (tmp_path / "my-hasher" / "model.safetensors").exists()
+    exec(search, names)
+    assert names["ids"].shape == (5, 10) and (names["distances"][:, 0] == 0).all()
 
 
 def test_one_version():

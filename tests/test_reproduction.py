@@ -26,7 +26,7 @@ from hashlens.reproduction.outcomes import Outcome, falls_at_ends, leads, more_i
 from hashlens.reproduction.parts import Absent, Done, Part, Runner
 from hashlens.reproduction.scales import SCALES, choose_scale
 from hashlens.reproduction.sections import Section, load_section, save_section
-from hashlens.reproduction.tables import ALIKE, absent_rows, absent_table, csv_rows, map_table
+from hashlens.reproduction.tables import ALIKE, CSV_COLUMNS, absent_rows, absent_table, csv_rows, map_table
 from hashlens.reproduction.targets import PORT, Plan
 from hashlens.significance import Comparison
 
@@ -57,6 +57,8 @@ def test_every_method_target_table_and_figure(smoke):
         *("REPRODUCTION.md", "report.html", "result.json", "env.json"),
         *("tables", "figures", "sections", "comparisons"),
     }
+    sizes = rows_of(out / "tables" / "train-size.csv")
+    assert [row["n_train"] for row in sizes] == ["100", "300"] and all(row["ours"] for row in sizes)
     tables = {path.stem for path in (out / "tables").iterdir()}
     assert {"table1-digits-1", "table1-nuswide-1", "table2-digits-1", "table3-digits-2", "port", "unseen"} <= tables
     for name in tables:
@@ -272,8 +274,10 @@ def test_a_table_marks_the_best_and_those_not_different_from_it():
     assert [entry.text for entry in dtsh[3:6]] == ["0.800 ±0.010", "0.710", "+0.090"] and not dtsh[4].marked
     assert "failed: DLBHC at 12 bits: no room" in table.notes and "3 seeds" in " ".join(table.notes)
     rows = list(csv_rows(done))
-    assert [row[14] for row in rows] == ["", "", "0.2", "0.05", "", "0.001"]
-    assert [row[11] for row in rows[:2]] == ["true", "true"]
+    assert {len(row) for row in rows} == {len(CSV_COLUMNS)}
+    named = [dict(zip(CSV_COLUMNS, row, strict=True)) for row in rows]
+    assert [row["p_against_best"] for row in named] == ["", "", "0.2", "0.05", "", "0.001"]
+    assert [row["comparable"] for row in named[:2]] == ["true", "true"]
     elsewhere = map_table(made(maps, tests, genuine=False))
     assert elsewhere.groups[0][0][4].marked and "other pictures" in " ".join(elsewhere.notes)
     assert [len(row) for row in map_table(made(maps, tests, paper=None)).groups[0]] == [5] * 3, "no printed numbers"
@@ -284,6 +288,7 @@ def test_rows_that_are_not_run_have_the_printed_numbers():
     table = absent_table(absent)
     assert [entry.text for entry in table.groups[0][0]] == ["DTSH", "its own", "not run", "0.773", "not run", "0.824"]
     assert table.notes[0] == NOT_FOUND and len(list(absent_rows(absent))) == 4
+    assert all(len(row) == len(CSV_COLUMNS) for row in absent_rows(absent))
 
 
 def test_nuswide_without_pictures_tells_its_counts(tmp_path):

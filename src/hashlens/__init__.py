@@ -23,6 +23,7 @@ _HOMES = {
     "Labels": "hashlens.data.labels",
     "open_source": "hashlens.data",
     "make_protocol": "hashlens.data",
+    "HammingIndex": "hashlens.index",
     "evaluate_codes": "hashlens.metrics",
     "HashlensError": "hashlens.errors",
 }

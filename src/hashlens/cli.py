@@ -317,6 +317,59 @@ def _lengths(text: str) -> list[int]:
         raise UsageError(f"--bits takes whole numbers between commas, such as 12,24,32,48, not {text}") from error
 
 
+@app.command()
+def reproduce(
+    target: Annotated[
+        str, typer.Argument(help="table1, table2, table3, alpha, lambda, train-size, examples, port, unseen, or all.")
+    ],
+    scale: Annotated[
+        str, typer.Option(help="smoke: minutes, on digits, to see that it works; small: hours; full: days.")
+    ] = "small",
+    out: Annotated[Path, typer.Option(help="Folder for tables, figures and pages.")] = Path("repro"),
+    bits: Annotated[str | None, typer.Option(help="Other lengths for the tables, between commas.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Another number of seeds.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Other passes over the training pictures.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="Of all methods that train a network.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Weights of that backbone, such as imagenet-vgg-f.mat.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Pixels a side, for the same.")] = None,
+    nuswide: Annotated[Path | None, typer.Option(help="Folder of NUS-WIDE as published.")] = None,
+    mirflickr: Annotated[Path | None, typer.Option(help="Folder of MIRFLICKR-25K, which stands in for it.")] = None,
+    from_file: FROM_FILE = None,
+    as_json: JSON = False,
+    quiet: QUIET = False,
+) -> None:
+    """Rebuild tables and figures of the paper beside its printed numbers. What is finished is kept."""
+    from hashlens import reproduction
+
+    settings = {
+        "backbone": backbone,
+        "weights": None if weights is None else str(weights),
+        "image_size": image_size,
+    }
+    with interruptible() as stop:
+        result = reproduction.reproduce(
+            target,
+            scale,
+            out,
+            bits=None if bits is None else _lengths(bits),
+            seeds=seeds,
+            epochs=epochs,
+            settings=_given(settings),
+            nuswide=nuswide,
+            mirflickr=mirflickr,
+            from_file=from_file,
+            commands=[" ".join(["hashlens", *sys.argv[1:]])],
+            progress=Progress(quiet),
+            stop=stop,
+        )
+    if as_json:
+        print(json.dumps(result))
+        return
+    for outcome in result["outcomes"]:
+        print(outcome["sentence"])
+    print(f"page     {out / 'REPRODUCTION.md'}\nreport   {out / 'report.html'}\ntables   {out / 'tables'}")
+
+
 @data_app.command()
 def check(
     source: Annotated[str, typer.Argument(help="cifar10, digits, a table (.csv) of paths and labels, or a folder.")],

@@ -119,6 +119,25 @@ def verify(index: INDEX, as_json: JSON = False) -> None:
     )
 
 
+@app.command()
+def copy(
+    index: INDEX,
+    engine: Annotated[str, typer.Option(help="milvus, pgvector or faiss (approximate).")],
+    to: Annotated[str, typer.Option(help="Where it is: an address, a connection string, a folder.")],
+    collection: Annotated[str | None, typer.Option(help="Its name there, of several.")] = None,
+    as_json: JSON = False,
+    quiet: QUIET = False,
+) -> None:
+    """Copy an index to another engine; the same command again sends only what is missing there."""
+    from hashlens.index.engines import copy_index, open_engine
+    from hashlens.index.folder import IndexFolder
+
+    folder = IndexFolder.open(index)
+    found = open_engine(engine, folder.n_bits, to, collection=collection)
+    result = copy_index(folder, found, Progress(quiet))
+    print(json.dumps(result) if as_json else ", ".join(f"{number:,} {what}" for what, number in result.items()))
+
+
 @app.command("plan")
 def plan_(
     n: Annotated[str, typer.Option(help="Number of pictures, such as 1000000 or 1e9.")],

@@ -120,6 +120,7 @@ def search(
     from hashlens.thumbnails import Pictures
 
     searcher = open_searcher(index, model)
+    searcher.warm_up()  # so that the times are those of searching, not of compiling
     answers = []
     for name, asked in queries(query):
         try:

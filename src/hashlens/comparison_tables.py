@@ -280,8 +280,9 @@ def method_name(method: str) -> str:
 
 
 def learns_from(row: dict[str, Any]) -> str:
-    takes = "pictures" if row["takes"] == "images" else "features"
-    return f"{takes}, labels" if row["supervised"] else takes
+    method = METHODS.get(row["method"])  # a variant has none
+    takes, supervised = (method.takes, method.supervised) if method else (row["takes"], row["supervised"])
+    return ("pictures" if takes == "images" else "features") + ", labels" * supervised
 
 
 def length_name(n: str) -> str:

@@ -374,6 +374,9 @@ def model_fingerprint(folder: Path | str) -> str:
 def describe_model(folder: Path | str) -> dict[str, str]:
     """What a folder of codes remembers of its model; in runs/NAME/model it is called NAME."""
     place = Path(folder).absolute()
+    if (place / "model.onnx").exists():  # exported: the same codes as those of the model that it was made of
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return json.loads((place / "config.json").read_text(encoding="utf-8"))["model"]
     name = place.parent.name if place.name == "model" and place.parent.name else place.name
     return {"fingerprint": model_fingerprint(folder), "name": name}
 

@@ -96,13 +96,21 @@ def test_smoothing_lowers_the_cost(clusters, rng):
     X, y = clusters
     residue = Residue(Labels.of(y), 12)
     Z, _ = whitened(X - X.mean(0))
-    for start in rng.normal(size=(10, 16)) / 4:
-        ends = [smoothed_direction(Z, residue, start, n) for n in (0, 1, 10, 100)]
+    for start in rng.normal(size=(5, 16)) / 4:
+        ends = [smoothed_direction(Z, residue, start, n) for n in (*range(40), 100)]
         costs = [smoothed_cost(Z @ w, residue)[0] for w in ends]
+        gradients = [Z.T @ smoothed_cost(Z @ w, residue)[1] for w in ends]
         assert np.array_equal(ends[0], start)
-        assert costs == sorted(costs, reverse=True) and costs[1] < costs[0]
-        gradients = [np.linalg.norm(Z.T @ smoothed_cost(Z @ w, residue)[1]) for w in ends]
-        assert gradients[3] < 0.05 * gradients[0]
+        assert costs[1] <= costs[0] - gradients[0] @ (start - ends[1]) / 2 < costs[0]  # the first step is no leap
+        assert costs == sorted(costs, reverse=True)
+        assert np.linalg.norm(gradients[-1]) < 0.05 * np.linalg.norm(gradients[0])
+
+
+def test_the_spectral_candidate_is_kept_if_better(clusters, monkeypatch):
+    X, y = clusters
+    spectral = KSH(6, n_anchors=40, n_iterations=0).fit(X, y).projection_
+    monkeypatch.setattr("hashlens.hashers.shallow.ksh.smoothed_direction", lambda Z, *_: np.eye(Z.shape[1])[-1])
+    assert np.array_equal(KSH(6, n_anchors=40).fit(X, y).projection_, spectral)
 
 
 def test_each_bit_explains_as_much_as_its_spectral_candidate(clusters):

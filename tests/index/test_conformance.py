@@ -393,7 +393,6 @@ def test_lists_find_most_of_the_nearest(rng):
         assert index.n_lists > 100  # learned again as codes were added
         distances, _ = index.search(query, 10)
         recall[name] = ((distances >= 0) & (distances <= farthest)).mean()
-    print(recall)
     assert recall["few"] < recall["all"] == 1 and recall["usual"] > 0.9
     np.testing.assert_array_equal(all_.search(query, 10), exact.search(query, 10))
 

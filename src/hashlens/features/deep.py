@@ -67,12 +67,12 @@ def forward_all(
     device: str = "cpu",
     precision: str = "float32",
 ) -> Iterator[tuple[slice, np.ndarray]]:
-    """Run all pictures through `module` in batches."""
+    """Run all pictures through `module` in batches; it is made ready only when the first is asked for."""
     from hashlens.networks.inference import forward_function, prepare_cpu
 
     prepare_cpu()
     forward = forward_function(module, np.zeros((1, size, size, 3), np.uint8), device, precision)
-    return forward_batches(forward, images, size, flip=flip, batch=BATCH[device])
+    yield from forward_batches(forward, images, size, flip=flip, batch=BATCH[device])
 
 
 def forward_kept(

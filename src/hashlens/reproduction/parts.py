@@ -142,8 +142,8 @@ class Runner:
         for method in part.methods:
             cls, name = _class(method), method if isinstance(method, str) else method.name
             trained = cls.takes == "images"
-            training = {} if isinstance(method, str) else method.settings
-            how = training.get("training", Training(epochs=self.scale.epochs))
+            own = {} if isinstance(method, str) else method.settings
+            how = own.get("training", Training(epochs=self.scale.epochs))
             seconds = rough_seconds(
                 name,
                 cls.takes,

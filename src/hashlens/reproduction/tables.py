@@ -29,7 +29,7 @@ from hashlens.significance import DRAWS, LEVEL, compare_queries
 ALIKE = "≈"  # not different from the best
 NOT_RUN = "not run"
 CSV_COLUMNS = [
-    *("data", "protocol", "features", "method", "learns_from", "bits", "seeds", "ours", "deviation"),
+    *("data", "protocol", "n_train", "features", "method", "learns_from", "bits", "seeds", "ours", "deviation"),
     *("paper", "difference", "comparable", "paper_source", "best", "p_against_best", "note"),
 ]
 
@@ -111,6 +111,7 @@ def csv_rows(done: Done) -> Iterator[list[str]]:
             yield [
                 done.result["source"],
                 done.part.protocol.name,
+                str(len(done.part.protocol.train)),
                 row["features"],
                 row["method"],
                 learns_from(row),
@@ -122,7 +123,7 @@ def csv_rows(done: Done) -> Iterator[list[str]]:
                 _plain(difference),
                 str(number["comparable"]).lower(),
                 number["source"],
-                str(row is best).lower(),
+                "" if len(done.rows) == 1 else str(row is best).lower(),  # alone, it is nothing
                 _plain(p),
                 "; ".join(at["errors"]),
             ]
@@ -134,7 +135,7 @@ def absent_rows(absent: Absent) -> Iterator[list[str]]:
             for n in absent.bits:
                 number = published(absent.paper, method, n, features)
                 if number:
-                    row = ["", absent.paper, features, method, "", str(n), "0", "", "", _plain(number["map"]), ""]
+                    row = ["", absent.paper, "", features, method, "", str(n), "0", "", "", _plain(number["map"]), ""]
                     yield [*row, "", number["source"], "", "", absent.reason]
 
 

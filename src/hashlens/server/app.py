@@ -29,7 +29,7 @@ from hashlens.data.images import MAX_PIXELS
 from hashlens.search import Searcher, UnreadablePicture, parse_code
 from hashlens.server.guard import FORM, LOOPBACK, Counts, Guard, too_large
 from hashlens.server.metrics import as_text
-from hashlens.server.problems import PROBLEM, Problem, describe_validation, explain_errors
+from hashlens.server.problems import PROBLEM, Problem, describe_validation, explain_errors, printable
 from hashlens.server.thumbs import Thumbs
 from hashlens.server.workers import Workers
 from hashlens.thumbnails import Pictures
@@ -242,7 +242,7 @@ def _whole(text: Any) -> Any:
 
 
 def _named(error: UnreadablePicture, name: str | None) -> UnreadablePicture:
-    return UnreadablePicture(error.message.replace("this is", f"'{name}' is", 1) if name else error.message)
+    return UnreadablePicture(error.message.replace("this is", f"'{printable(name)}' is", 1) if name else error.message)
 
 
 def _add_items(app: FastAPI, searcher: Searcher, thumbs: Thumbs, workers: Workers, limits: Limits) -> None:

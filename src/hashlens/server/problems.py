@@ -52,8 +52,13 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> 
 def describe_validation(errors: Any) -> str:
     """The first thing that is wrong with what was sent, in one sentence."""
     first = errors[0]
-    place = ".".join(str(part) for part in first["loc"])[:100] or "the request"
+    place = printable(".".join(str(part) for part in first["loc"])) or "the request"
     return f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}; see /docs"
+
+
+def printable(text: str, most: int = 100) -> str:
+    """What a client has sent, fit for a sentence."""
+    return "".join(character if character.isprintable() else "?" for character in text[:most])
 
 
 def explain_errors(app: FastAPI) -> None:
