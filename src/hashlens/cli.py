@@ -102,7 +102,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Folder of the run.  [default: runs/SOURCE-METHOD-BITS]")] = None,
     protocol: Annotated[
         str | None,
-        typer.Option(help="cifar10-1, cifar10-2, nuswide-1 or nuswide-2 (the paper's), mirflickr, or split."),
+        typer.Option(help="cifar10-1, cifar10-2, nuswide-1 or nuswide-2 (the paper's), mirflickr, unseen, or split."),
     ] = None,
     backbone: Annotated[
         str | None, typer.Option(help="efficientnet-lite0/1/2, resnet50, alexnet, cnn-f, small-cnn or hf:NAME.")
@@ -252,7 +252,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder of the comparison.  [default: comparisons/SOURCE]")] = None,
     protocol: Annotated[
         str | None,
-        typer.Option(help="cifar10-1, cifar10-2, nuswide-1 or nuswide-2 (the paper's), mirflickr, or split."),
+        typer.Option(help="cifar10-1, cifar10-2, nuswide-1 or nuswide-2 (the paper's), mirflickr, unseen, or split."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
     backbone: Annotated[str | None, typer.Option(help="For methods that train a network.")] = None,

@@ -84,8 +84,9 @@ def test_all_pictures_in_order(rng):
 
 def test_pictures_of_another_size_are_resized(rng):
     images = ArrayImages(make_pictures(rng, 3, 48))
-    assert np.array_equal(gist(images), describe(images.read(slice(None), 32)))
-    assert np.array_equal(gist(images, size=40), describe(images.read(slice(None), 40)))
+    for size, found in ((32, gist(images)), (40, gist(images, size=40))):
+        # the last digit depends on how many threads multiply
+        np.testing.assert_allclose(found, describe(images.read(slice(None), size)), rtol=1e-5)
 
 
 def channels(picture):

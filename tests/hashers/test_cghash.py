@@ -46,7 +46,7 @@ def test_triplets(rows_at_once, rng, monkeypatch):
 
 
 def test_triplets_of_label_sets(rng):
-    """Sharing one label is enough; a row without labels is alike to none, nor its own negative."""
+    """Sharing one label is enough; a row without labels is alike to none, not even itself."""
     sets = np.array([[1, 1, 0], [0, 1, 1], [0, 0, 1], [1, 0, 0], [0, 0, 0]])
     found = set(map(tuple, draw_triplets(Labels.of(sets), 5, rng).tolist()))
     assert {(row, positive) for row, positive, _ in found} <= {(0, 1), (0, 3), (1, 0), (1, 2), (2, 1), (3, 0)}
@@ -165,6 +165,18 @@ def test_bits_are_repeated_equally_often(clusters):
     halves = np.sign(signs.T @ np.eye(4)[y])
     ways, times = np.unique(halves * halves[:, :1], axis=0, return_counts=True)
     assert (ways.sum(1) == 0).all() and times.tolist() == [16, 16, 16]
+
+
+def test_projections_are_those_of_the_hyperplanes(clusters):
+    """Rows are centred and scaled to a spread of 1 for the search; the bias is that of the constant column."""
+    X, y = clusters
+    hasher = CGHash(4, random_state=3).fit(X, y)
+    rng = np.random.default_rng(3)
+    scaled = np.column_stack([(X - X.mean(0)) / (X - X.mean(0)).std(), np.ones(200)])
+    search = BitSearch(scaled, draw_triplets(Labels.of(y), 10, rng), 2, 20, rng)
+    hyperplanes, weights, _ = generate_bits(search, 4, C, 1000 * C)
+    np.testing.assert_allclose(hasher.project(X), scaled @ hyperplanes, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(hasher.bit_weights_, weights)
 
 
 def test_weights_are_saved(clusters, tmp_path):

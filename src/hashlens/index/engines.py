@@ -153,8 +153,8 @@ def open_engine(name: str, n_bits: int, where: str, *, collection: str | None = 
         raise UsageError("a collection is chosen in milvus and pgvector; for faiss give another folder")
     try:
         found = getattr(import_module(f"hashlens.index.{module}"), class_name)
-    except ModuleNotFoundError as error:
-        if error.name != package:
+    except ImportError as error:
+        if (error.name or package).startswith("hashlens"):
             raise
         raise UsageError(f'the engine {name} needs {package}: pip install "hashlens[{name}]"') from error
     return found(n_bits, where) if collection is None else found(n_bits, where, collection)

@@ -127,7 +127,7 @@ def draw_triplets(labels: Labels, n_each: int, rng: np.random.Generator) -> np.n
         alike = relevant(labels[rows], labels)
         itself = rows[:, None] == np.arange(len(labels))
         positive = draw_columns(alike & ~itself, n_each, rng)
-        negative = draw_columns(~alike & ~itself, n_each, rng)
+        negative = draw_columns(~alike, n_each, rng)
         triplets = np.stack([np.broadcast_to(rows[:, None], positive.shape), positive, negative], axis=2)
         found.append(triplets[(positive >= 0) & (negative >= 0)])
     triplets = np.concatenate(found)
