@@ -46,7 +46,7 @@ def test_files_that_readme_links_to_exist():
 def test_python_examples_run(tmp_path, monkeypatch):
     """The README's Python blocks, on features instead of pictures so that nothing is downloaded."""
     monkeypatch.chdir(tmp_path)
-    search, train = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    train, search = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, 60)
     images = rng.standard_normal((60, 8)) + 3 * np.eye(8)[labels]
