@@ -55,6 +55,19 @@ def test_build_add_remove_compact_verify(run, codes, tmp_path, rng):
     assert json.loads(run("index", "verify", index, "--json")[1]) == {"files": 3, "n": 72, "index": str(index)}
 
 
+def test_copy_to_an_engine(run, codes, tmp_path):
+    pytest.importorskip("faiss")
+    index = tmp_path / "index"
+    run("index", "build", codes, "--out", index, "--quiet")
+    command = ["index", "copy", index, "--engine", "faiss", "--to", tmp_path / "there", "--quiet"]
+    assert run(*command) == (0, "80 codes copied to faiss\n")
+    assert run(*command) == (0, "0 codes copied to faiss, 80 were there already\n")
+    run("index", "remove", index, "--ids", "3")
+    assert "1 that are no longer in" in run(*command)[1]
+    assert json.loads(run(*command, "--json")[1])["engine"] == "faiss"
+    assert run("index", "copy", index, "--engine", "elastic", "--to", "x")[0] == 2
+
+
 def test_plan(run):
     code, out = run("index", "plan", "--n", "1e9", "--bits", 48)
     assert code == 0 and "8.0 GB" in out

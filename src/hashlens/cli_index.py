@@ -123,19 +123,27 @@ def verify(index: INDEX, as_json: JSON = False) -> None:
 def copy(
     index: INDEX,
     engine: Annotated[str, typer.Option(help="milvus, pgvector or faiss (approximate).")],
-    to: Annotated[str, typer.Option(help="Where it is: an address, a connection string, a folder.")],
-    collection: Annotated[str | None, typer.Option(help="Its name there, of several.")] = None,
+    to: Annotated[str, typer.Option(help="Its address, connection or folder.")],
+    collection: Annotated[str | None, typer.Option(help="One of several in the same milvus or pgvector.")] = None,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Copy an index to another engine; the same command again sends only what is missing there."""
+    """Copy the codes and ids of an index to a search engine. Stopped or killed, the same command goes on."""
+    from contextlib import closing
+
     from hashlens.index.engines import copy_index, open_engine
     from hashlens.index.folder import IndexFolder
 
     folder = IndexFolder.open(index)
-    found = open_engine(engine, folder.n_bits, to, collection=collection)
-    result = copy_index(folder, found, Progress(quiet))
-    print(json.dumps(result) if as_json else ", ".join(f"{number:,} {what}" for what, number in result.items()))
+    with closing(open_engine(engine, folder.n_bits, to, collection=collection)) as there:
+        result = copy_index(folder, there, Progress(quiet))
+    if as_json:
+        print(json.dumps(result | {"n_bits": folder.n_bits, "engine": engine, "index": str(index)}))
+        return
+    known = f", {result['known']:,} were there already" if result["known"] else ""
+    print(f"{result['added']:,} codes copied to {engine}{known}")
+    if result["n"] > len(folder):
+        print(f"{result['n'] - len(folder):,} that are no longer in {index} are still there")
 
 
 @app.command("plan")

@@ -2,7 +2,7 @@
 
 Codes are put into lists around typical codes (an inverted file, faiss's IndexBinaryIVF); a query looks only into the
 lists nearest to it, by default an eighth of them. How many of the ten nearest of 48 bits were found then: 0.995 or more
-among 60,000 ITQ codes of photographs, 0.88 to 0.93 among 100,000 random codes, which have no structure that lists could
+among 60,000 ITQ codes of photographs, 0.85 to 0.93 among 100,000 random codes, which have no structure that lists could
 use; the more codes are added at first, the better. `n_probe` is the number of lists that are looked into: with all of
 them the search is exact. Under ten million codes the exact index is fast enough and there is no reason to use this one.
 Ids are kept in memory, 8 bytes each, beside the lists.
