@@ -12,9 +12,8 @@ from numba import njit
 
 from hashlens.hamming import _popcount
 
-RUN = (
-    256  # codes that are looked at together: more, and looking at one of them costs too much; fewer, and the loop does
-)
+# codes looked at together: with more, each near one costs much; with fewer, the loop itself does
+RUN = 128
 TILE = 16_384  # codes that stay in the cache while all queries of a block pass over them
 NOTHING = np.empty(0, np.bool_)  # as `alive`: everything is
 
