@@ -1,6 +1,6 @@
 """Killed at random moments: a command and a number in, whether its files end as if nothing had happened out.
 
-    python -m benchmarks.crash [encode] [--moments 20] [--seed 0]
+    python -m benchmarks.crash [encode] [add] [remove] [--moments 20] [--seed 0]
 
 A case prepares a folder and has a command that may be given again until it ends well. The command runs once without
 interruption; then, each time in a fresh copy, it is killed (SIGKILL) somewhere between its first write and its end,
@@ -22,12 +22,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from PIL import Image
 
+from hashlens.codes import Codes
 from hashlens.hashers import make_hasher
+from hashlens.index.folder import IndexFolder
 from hashlens.shards import MANIFEST, CodesFolder
 
 N_PICTURES = 300
+N_CODES, N_SHARDS = 5_000, 30  # a shard, and shards to add
+MODEL = {"fingerprint": "0" * 64, "name": "crash"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,39 @@ def check_codes(folder: Path) -> str:
     return f"{len(codes.shards)} whole shards, {n} codes"
 
 
+def shard(number: int) -> tuple[Codes, pa.Table]:
+    packed = np.random.default_rng(number).integers(0, 256, (N_CODES, 6), np.uint8)
+    return Codes(packed, 48), pa.table({"path": [f"{number:02d}/{i:05d}.jpg" for i in range(N_CODES)]})
+
+
+def prepare_add(place: Path) -> None:
+    """An index that holds something, and codes to add to it."""
+    IndexFolder.create(place / "index", 48, MODEL).add(*shard(0))
+    codes = CodesFolder.create(place / "codes", n_bits=48, model=MODEL, shard_size=N_CODES)
+    for number in range(1, N_SHARDS + 1):
+        codes.append(*shard(number))
+    codes.finish()
+
+
+def prepare_remove(place: Path) -> None:
+    """An index from which something was removed before."""
+    index = IndexFolder.create(place / "index", 48, MODEL)
+    for number in range(N_SHARDS):
+        index.add(*shard(number))
+    index.remove(np.arange(0, N_CODES * N_SHARDS, 7))
+
+
+def check_index(folder: Path) -> str:
+    index = IndexFolder.open(folder)
+    index.verify()
+    paths = [index.item(int(id_)) for id_ in index.index.search(index.code(1), 3)[1][0]]
+    assert paths[0] is not None and paths[0]["path"] == "00/00001.jpg"
+    return f"{index.verify()} whole files, {len(index):,} codes"
+
+
 CASES = {
+    "add": Case(prepare_add, ["index", "add", "index", "codes", "--quiet"], "index", check_index),
+    "remove": Case(prepare_remove, ["index", "remove", "index", "--path", "*[05].jpg"], "index", check_index),
     "encode": Case(
         prepare_encode,
         ["encode", "photos", "--model", "hasher", "--out", "codes", "--shard-size", "10", "--quiet"],

@@ -16,6 +16,7 @@ from made_index import N_BITS, make_index
 from PIL import Image
 
 from hashlens import DTSH, Codes, Training
+from hashlens.cli import app
 from hashlens.errors import DataError, MismatchError, UsageError
 from hashlens.index import HammingIndex
 from hashlens.index.folder import IndexFolder
@@ -348,3 +349,29 @@ print(answer["hits"][0]["distance"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "0\n"
+
+
+def test_the_nearest_may_come_from_an_engine(made, searcher, tmp_path, capsys):
+    """What it finds is what the folder finds; what was removed from the folder since is left out."""
+    pytest.importorskip("faiss", reason='the engine needs: pip install "hashlens[faiss]"')
+    index, place = tmp_path / "index", f"{tmp_path / 'lists'}"
+    shutil.copytree(made.index, index)
+    app(["index", "copy", f"{index}", "--engine", "faiss", "--to", place, "--quiet"], standalone_mode=False)
+    query = searcher.index.item(7)["path"]
+
+    def search(*asked):
+        capsys.readouterr()
+        app(["search", f"{index}", query, "--model", f"{made.model}", "--json", *asked], standalone_mode=False)
+        return json.loads(capsys.readouterr().out)
+
+    there = ["--engine", "faiss", "--at", place]
+    answer, own = search("-k", "9", *there), searcher.search(Path(query), k=9)
+    assert answer["hits"] == own["hits"] and answer["index"] == own["index"] | {"exact": False}
+    assert sum(answer["histogram"]) == 9 and answer["ties"]["total"] == answer["ties"]["shown"]
+    nearest = [hit["id"] for hit in own["hits"]]
+    IndexFolder.open(index).remove(nearest[:1])
+    for asked in (["-k", "9"], ["--radius", f"{own['hits'][-1]['distance']}"]):
+        assert [hit["id"] for hit in search(*asked, *there)["hits"]][:8] == nearest[1:]
+    for wrong, sentence in ((there[2:], "say which with --engine"), (there[:2], "the engine faiss needs a place")):
+        with pytest.raises(UsageError, match=sentence):
+            search(*wrong)

@@ -15,9 +15,9 @@ import pytest
 from hashlens import shards
 from hashlens.codes import Codes
 from hashlens.errors import DataError, MismatchError, StorageError, UsageError
+from hashlens.files import alone_in
 from hashlens.shards import (
     CodesFolder,
-    alone_in,
     concatenate,
     describe_model,
     model_fingerprint,
@@ -306,7 +306,7 @@ def test_a_full_disk_leaves_whole_shards(tmp_path, monkeypatch):
 
 def test_two_writers(tmp_path):
     code = (
-        f"from hashlens.shards import alone_in; from pathlib import Path\nwith alone_in(Path({str(tmp_path)!r})): pass"
+        f"from hashlens.files import alone_in; from pathlib import Path\nwith alone_in(Path({str(tmp_path)!r})): pass"
     )
     with alone_in(tmp_path):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -217,7 +217,7 @@ def evaluate(
 @app.command()
 def features(
     source: Annotated[str, typer.Argument(help="cifar10, digits, a table (.csv) of paths and labels, or a folder.")],
-    kind: Annotated[str, typer.Option(help="gist, deep, or the name of a backbone.")] = "deep",
+    kind: Annotated[str, typer.Option(help="gist, deep, or a backbone, also with a size: resnet50@112.")] = "deep",
     out: Annotated[Path, typer.Option(help="Where to write them: (n, d) float32.")] = Path("features.npy"),
     from_file: FROM_FILE = None,
     as_json: JSON = False,

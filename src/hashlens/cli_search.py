@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hashlens.cli_options import COLUMN, JSON, QUIET, TABLES, interruptible
 from hashlens.errors import UsageError
 from hashlens.progress import Progress
+
+if TYPE_CHECKING:
+    from hashlens.index.engines import Engine
 
 app = typer.Typer()
 
@@ -22,6 +25,11 @@ MODEL = Annotated[
 PICTURES = Annotated[
     Path | None, typer.Option(help="Where relative paths of pictures start.  [default: the folder you are in]")
 ]
+ENGINE = Annotated[
+    str | None, typer.Option(help="Search there and not in the folder: milvus, pgvector or faiss; see: index copy")
+]
+AT = Annotated[str | None, typer.Option(help="Address, connection or folder of the engine.")]
+COLLECTION = Annotated[str | None, typer.Option(help="One of several in the same milvus or pgvector.")]
 
 
 @app.command()
@@ -111,6 +119,9 @@ def search(
     radius: Annotated[int | None, typer.Option(min=0, help="All pictures at most so many bits away.")] = None,
     label: Annotated[str | None, typer.Option(help="Only pictures that have this label.")] = None,
     model: MODEL = None,
+    engine: ENGINE = None,
+    at: AT = None,
+    collection: COLLECTION = None,
     html: Annotated[Path | None, typer.Option(help="Write the results with small pictures to this file.")] = None,
     pictures: PICTURES = None,
     as_json: JSON = False,
@@ -119,7 +130,7 @@ def search(
     from hashlens.search import UnreadablePicture, describe_answer, open_searcher, queries, write_page
     from hashlens.thumbnails import Pictures
 
-    searcher = open_searcher(index, model)
+    searcher = open_searcher(index, model, engine=_engine(index, engine, at, collection))
     searcher.warm_up()  # so that the times are those of searching, not of compiling
     answers = []
     for name, asked in queries(query):
@@ -146,6 +157,9 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65_535, help="If it is taken, the next free one is used.")] = 8000,
     max_upload: Annotated[float, typer.Option(min=0.001, help="Megabytes of one picture.")] = 20,
     pictures: PICTURES = None,
+    engine: ENGINE = None,
+    at: AT = None,
+    collection: COLLECTION = None,
 ) -> None:
     """Open the search page and its HTTP interface on this machine."""
     from hashlens.search import open_searcher
@@ -153,7 +167,7 @@ def serve(
     from hashlens.server.serving import serve as serve_until_stopped
 
     serve_until_stopped(
-        open_searcher(index, model),
+        open_searcher(index, model, engine=_engine(index, engine, at, collection)),
         host,
         port,
         limits=Limits(max_upload=int(max_upload * 1e6)),
@@ -161,3 +175,15 @@ def serve(
         say=Progress().say,
         ready=lambda line: print(line, flush=True),
     )
+
+
+def _engine(index: Path, name: str | None, at: str | None, collection: str | None) -> Engine | None:
+    """Where to search, if not in the folder itself."""
+    from hashlens.index.engines import open_engine
+    from hashlens.index.folder import IndexFolder
+
+    if name is None:
+        if at is not None or collection is not None:
+            raise UsageError("--at and --collection belong to an engine; say which with --engine")
+        return None
+    return open_engine(name, IndexFolder.open(index).n_bits, at or "", collection=collection)

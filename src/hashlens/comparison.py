@@ -108,8 +108,8 @@ def compare(
 
     `settings` are parameters for the methods that have them, such as backbone or training; a variant's own come before
     them. `commands` is what to type to get the same again. With `keep` the codes and the average precisions of the
-    queries are kept (`kept_codes`), and so are the outputs of frozen blocks, in the cache, so that all networks share
-    them. Without `report`, no tables, plots and report are written.
+    queries are kept (`kept_codes`). The outputs of frozen blocks are kept in the cache where several networks share
+    them, now or, with `keep`, in other comparisons. Without `report`, no tables, plots and report are written.
     """
     progress = progress or Progress(quiet=True)
     split = protocol if isinstance(protocol, Protocol) else make_protocol(source, protocol, split_seed)
@@ -134,6 +134,7 @@ def compare(
     missing = [cell for cell in hashers if cell not in finished]
     progress.say(f"{len(hashers):,} cells, {len(finished):,} of them finished before → {out}/")
     arrays = _Arrays(source.images, split, progress)
+    share = keep or sum(hashers[cell].takes == "images" for cell in missing) > 1
     failed: dict[Cell, str] = {}
     stopped = False
     for number, cell in enumerate(missing, start=1):
@@ -143,7 +144,7 @@ def compare(
         hasher = hashers.pop(cell)  # what it learns is not kept
         where = f"{number}/{len(missing)} {cell}"
         try:
-            scores, seconds = _compute(cell, hasher, source, split, arrays, out, keep, progress, stop)
+            scores, seconds = _compute(cell, hasher, source, split, arrays, out, keep, share, progress, stop)
         except StorageError:
             raise  # the others would not be written either
         except HashlensError as error:
@@ -234,15 +235,16 @@ def _plan(
 
 
 def _require_features(kind: str) -> None:
-    from hashlens.networks import NETWORKS, network_info
+    from hashlens.features.deep import feature_size
+    from hashlens.networks import NETWORKS
 
     try:
         if kind not in (GIST, NUSWIDE):
-            network_info(kind)
+            feature_size(kind)
     except UsageError as error:
         raise UsageError(
             f"there are no features '{kind}'; choose {GIST}, deep (which is {ALIASES['deep']}), {NUSWIDE}, or one of"
-            f" {', '.join(NETWORKS)}"
+            f" {', '.join(NETWORKS)}, also with a size such as resnet50@112"
         ) from error
 
 
@@ -369,6 +371,7 @@ def _compute(
     arrays: _Arrays,
     out: Path,
     keep: bool,
+    share: bool,
     progress: Progress,
     stop: Callable[[], bool],
 ) -> tuple[dict[str, Any], dict[str, float]]:
@@ -381,7 +384,7 @@ def _compute(
     seconds = {"fit": time.perf_counter() - clock}
     del learnt
     parts = [X[split.query], X[split.database]]
-    how = {"keep": True} if keep and hasher.takes == "images" else {}
+    how = {"keep": True} if share and hasher.takes == "images" else {}
     clock = time.perf_counter()
     query, database = (hasher.encode(part, progress=progress, **how) for part in parts)
     seconds["encode"] = time.perf_counter() - clock

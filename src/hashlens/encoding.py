@@ -26,9 +26,9 @@ from hashlens.codes import Codes
 from hashlens.data import Columns
 from hashlens.data.listing import ListedImages, Listing, list_pictures
 from hashlens.errors import DataError, MismatchError, Stopped, StorageError, UsageError
-from hashlens.files import require_room
+from hashlens.files import alone_in, require_room
 from hashlens.progress import Progress
-from hashlens.shards import MANIFEST, SHARD_SIZE, CodesFolder, alone_in, describe_model
+from hashlens.shards import MANIFEST, SHARD_SIZE, CodesFolder, describe_model
 from hashlens.threads import blocks, work_ahead
 
 if TYPE_CHECKING:
@@ -277,13 +277,12 @@ def _feature_function(kind: str) -> Callable[[Images], Iterator[np.ndarray]]:
                 )
 
         return gist
-    from hashlens.features.deep import forward_all
-    from hashlens.networks import build_blocks, network_info
+    from hashlens.features.deep import feature_network, forward_all
     from hashlens.networks.inference import choose_device, choose_precision
 
     device = choose_device()
     precision = choose_precision(device=device)
-    module, size = build_blocks(kind).eval(), network_info(kind).size
+    module, size = feature_network(kind)
 
     def features(images: Images) -> Iterator[np.ndarray]:
         for _, outputs in forward_all(module, images, size, device=device, precision=precision):

@@ -21,8 +21,9 @@ from hashlens.data.listing import ListedImages, list_pictures
 from hashlens.encoding import begin, encode_function, finish, identify, shard_rows, write_shard
 from hashlens.errors import UsageError
 from hashlens.export import load_encoder
+from hashlens.files import alone_in
 from hashlens.progress import Progress
-from hashlens.shards import SHARD_SIZE, alone_in
+from hashlens.shards import SHARD_SIZE
 
 BATCH = 2_048  # pictures an actor takes at once: a minute of work
 

@@ -17,11 +17,11 @@ class HashlensError(Exception):
         self.message = message
 
 
-class UsageError(HashlensError):
+class UsageError(HashlensError, ValueError):  # a ValueError too, as Python and scikit-learn would raise it
     exit_code = 2
 
 
-class DataError(HashlensError):
+class DataError(HashlensError, ValueError):
     exit_code = 3
 
 

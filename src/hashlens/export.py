@@ -175,9 +175,9 @@ def _network(hasher: Any, model: Path | None) -> tuple[Any, int, bool]:
         return hasher.network_.eval(), hasher.image_size_, False
     if not hasher.takes_pictures_ or hasher.features == "gist":
         raise UsageError(f"{model} has no network and runs without torch as it is; use it without exporting")
-    from hashlens.networks import build_blocks, network_info
+    from hashlens.features.deep import feature_network
 
-    return build_blocks(hasher.features).eval(), network_info(hasher.features).size, True
+    return *feature_network(hasher.features), True
 
 
 def _onnx(network: Any, size: int) -> bytes:

@@ -9,13 +9,17 @@ import io
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hashlens.errors import StorageError
+from hashlens.errors import StorageError, UsageError
+
+if sys.platform != "win32":
+    import fcntl
 
 
 def cache_dir() -> Path:
@@ -93,7 +97,43 @@ def require_room(folder: Path, n_bytes: int, what: str) -> None:
     existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
     free = shutil.disk_usage(existing).free
     if free < n_bytes:
+        cached = folder.absolute().is_relative_to(cache_dir().absolute())
+        other = "set HASHLENS_CACHE to a folder on another disk" if cached else "choose a folder on another disk"
         raise StorageError(
             f"no room for {what} in {folder}: it needs {n_bytes / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free;"
-            " free some room or set HASHLENS_CACHE to another disk"
+            f" free some room or {other}"
         )
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Within, no other process writes to `folder`; the system lifts the lock even of a process that is killed."""
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    if sys.platform == "win32":
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another process is writing to {folder}; wait until it has finished, or choose another folder"
+            ) from error
+        except OSError:
+            pass  # a disk without locks
+        yield
+    finally:
+        os.close(handle)
+
+
+def sync(folder: Path) -> None:
+    """Names of files are on the disk when this returns, not only their contents."""
+    if sys.platform != "win32":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # not every disk can
+                os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -21,7 +21,8 @@ from hashlens.codes import Codes
 from hashlens.data.images import FORMATS, MAX_PIXELS, Images, decode, quiet_pillow, reason, rgb, upright
 from hashlens.errors import DataError, MismatchError, UsageError
 from hashlens.export import OnnxEncoder, load_encoder
-from hashlens.index import require_k, require_radius
+from hashlens.index import HammingIndex, require_k, require_radius
+from hashlens.index.engines import Engine
 from hashlens.index.folder import IndexFolder
 from hashlens.index.histogram import count_distances
 from hashlens.index.plan import readable
@@ -58,18 +59,24 @@ class Query:
 class Searcher:
     """An index and the model that made it, ready to answer.
 
+    With an `engine` that holds a copy of the codes (see index/engines.py), that one finds the nearest, and the index
+    knows what they are. It tells of what it finds only: then `histogram` and `ties` are of the hits alone.
+
     >>> searcher = open_searcher("index")
     >>> answer = searcher.search(Path("query.jpg"), k=10)
     >>> [(hit["distance"], hit["path"]) for hit in answer["hits"]]
     """
 
-    def __init__(self, index: IndexFolder, encoder: Any = None, *, max_pixels: int = MAX_PIXELS):
+    def __init__(
+        self, index: IndexFolder, encoder: Any = None, *, engine: Engine | None = None, max_pixels: int = MAX_PIXELS
+    ):
         if encoder is not None and encoder.n_bits != index.n_bits:
             raise MismatchError(
                 f"{index.path} holds codes of {index.n_bits} bits, this model makes {encoder.n_bits}; use the model"
                 " that the index was made with"
             )
         self.index = index
+        self.engine = engine
         self.max_pixels = max_pixels
         self._codes_of = None if encoder is None else _prepare(encoder)
 
@@ -103,7 +110,10 @@ class Searcher:
         start = time.perf_counter()
         among = None if label is None else self._ids_with(label)
         distances, ids = self._nearest(asked.code, k, radius, among)
-        histogram = count_distances(self.index.index, asked.code, among=among)
+        if self.engine is None:
+            histogram = count_distances(self.index.index, asked.code, among=among)
+        else:
+            histogram = np.bincount(distances, minlength=self.index.n_bits + 1)
         found = time.perf_counter()
         hits = self._hits(distances, ids)
         seconds = (asked.decode, asked.encode, found - start, time.perf_counter() - found)
@@ -144,7 +154,7 @@ class Searcher:
         return {
             "n": len(self.index),
             "n_bits": self.index.n_bits,
-            "exact": self.index.index.exact,
+            "exact": self.index.index.exact if self.engine is None else self.engine.exact,
             "model": self.index.facts["model"],
         }
 
@@ -204,11 +214,16 @@ class Searcher:
         self, code: Codes, k: int | None, radius: int | None, among: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Distances and ids of the answer, without padding."""
+        place: HammingIndex | Engine = self.index.index if self.engine is None else self.engine
         if radius is not None and k is None:
-            return self.index.index.within(code, radius, among=among)[0]
-        most = min(k or K, len(self.index))
-        (distances,), (ids,) = self.index.index.search(code, most, among=among)
+            distances, ids = place.within(code, radius, among=among)[0]
+        else:
+            most = min(k or K, len(self.index))
+            (distances,), (ids,) = place.search(code, most, among=among)
         there = ids >= 0 if radius is None else (ids >= 0) & (distances <= radius)
+        if self.engine is not None:  # it may hold what was removed from the index since
+            known = [part.ids(part.places(ids)) for part in self.index.index.parts]
+            there &= np.isin(ids, np.concatenate([np.empty(0, np.int64), *known]))
         return distances[there], ids[there]
 
     def _hits(self, distances: np.ndarray, ids: np.ndarray) -> list[dict[str, Any]]:
@@ -226,12 +241,14 @@ class Searcher:
         return [{"id": i, "distance": d, **items[i]} for d, i in zip(distances.tolist(), ids.tolist(), strict=True)]
 
 
-def open_searcher(index: Path | str, model: Path | str | None = None, **limits: Any) -> Searcher:
+def open_searcher(
+    index: Path | str, model: Path | str | None = None, *, engine: Engine | None = None, **limits: Any
+) -> Searcher:
     """The index in a folder with the model that made its codes; without `model`, the one that the index names."""
     folder = IndexFolder.open(Path(index))
     place = find_model(folder) if model is None else Path(model)
     require_model(folder, place)
-    return Searcher(folder, load_encoder(place), **limits)
+    return Searcher(folder, load_encoder(place), engine=engine, **limits)
 
 
 def find_model(index: IndexFolder) -> Path:

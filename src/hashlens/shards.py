@@ -23,9 +23,8 @@ import io
 import json
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +35,7 @@ import pyarrow.parquet as pq
 
 from hashlens.codes import Codes
 from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
-from hashlens.files import replacing, sha256, storage_errors, write_json
-
-if sys.platform != "win32":
-    import fcntl
+from hashlens.files import replacing, sha256, storage_errors, sync, write_json
 
 FORMAT = "hashlens codes folder 1"
 SHARD_SIZE = 65_536  # pictures: minutes of work, some hundred kilobytes of codes
@@ -441,40 +437,6 @@ def concatenate(shards: Sequence[Shard], n_bits: int) -> tuple[Codes, pa.Table]:
         return Codes(np.empty((0, -(-n_bits // 8)), np.uint8), n_bits), _items([])
     items = pa.concat_tables([items for _, items in loaded], promote_options="default")
     return Codes.concatenate([codes for codes, _ in loaded]), items
-
-
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Within, no other process writes to `folder`; the system lifts the lock even of a process that is killed."""
-    with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    if sys.platform == "win32":
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(
-                f"another process is writing to {folder}; wait until it has finished, or choose another --out"
-            ) from error
-        except OSError:
-            pass  # a disk without locks
-        yield
-    finally:
-        os.close(handle)
-
-
-def sync(folder: Path) -> None:
-    """Names of files are on the disk when this returns, not only their contents."""
-    if sys.platform != "win32":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            with suppress(OSError):  # not every disk can
-                os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def parquet(table: pa.Table) -> bytes:

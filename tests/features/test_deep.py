@@ -9,9 +9,9 @@ from torch import nn
 
 from hashlens import files
 from hashlens.data.images import ArrayImages
-from hashlens.errors import StorageError
+from hashlens.errors import StorageError, UsageError
 from hashlens.features.batches import BATCH
-from hashlens.features.deep import extract
+from hashlens.features.deep import deep_features, extract, feature_size
 from hashlens.networks import inference
 from hashlens.networks.inference import Normalise
 
@@ -139,3 +139,13 @@ def test_no_room(pixels, folder, monkeypatch):
     monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage(10**9, 10**9, needed))
     extract(make_blocks(), ArrayImages(pixels), 8)
     assert len(files_in(folder)) == 1
+
+
+def test_a_kind_may_say_the_size_of_the_pictures(pixels):
+    assert feature_size("resnet50") == ("resnet50", 144) and feature_size("resnet50@112") == ("resnet50", 112)
+    usual, larger = (deep_features(ArrayImages(pixels), kind) for kind in ("small-cnn", "small-cnn@32"))
+    assert usual.shape == larger.shape == (N, 128) and not np.allclose(usual, larger)
+    assert np.array_equal(deep_features(ArrayImages(pixels), "small-cnn@16"), usual)
+    for wrong, sentence in (("small-cnn@4", "8 to 4,096 pixels"), ("small-cnm@16", "no backbone 'small-cnm'")):
+        with pytest.raises(UsageError, match=sentence):
+            deep_features(ArrayImages(pixels), wrong)

@@ -8,7 +8,7 @@ from hashlens.errors import DataError, MismatchError, UsageError
 from hashlens.index import HammingIndex, scan
 from hashlens.index.tables import Tables
 
-LENGTHS = (1, 7, 12, 24, 32, 48, 64, 65, 100, 128, 200)
+LENGTHS = (1, 7, 12, 24, 32, 48, 64, 65, 100, 127, 128, 200)
 
 
 def random_codes(rng, n, n_bits):

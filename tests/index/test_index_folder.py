@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from hashlens import Codes
-from hashlens.errors import DataError, MismatchError
+from hashlens.errors import DataError, MismatchError, UsageError
+from hashlens.files import alone_in
 from hashlens.index import HammingIndex
 from hashlens.index.folder import IndexFolder
 
@@ -198,3 +199,30 @@ def test_killed_at_any_moment_the_same_command_finishes(tmp_path):
         assert whole.facts[name] == broken.facts[name]
     assert json.dumps(whole.facts["removed"]["n"]) == json.dumps(broken.facts["removed"]["n"])
     np.testing.assert_array_equal(whole._removed(), broken._removed())
+
+
+def test_two_that_change_an_index_by_turns(folder, rng):
+    """Each knows what the other did before it changes anything, so nothing is lost and no id is given twice."""
+    other = IndexFolder.open(folder.path)
+    assert folder.add(*made(rng, 5)).tolist() == [300, 301, 302, 303, 304]
+    assert other.add(*made(rng, 4)).tolist() == [305, 306, 307, 308]
+    assert folder.remove([0, 308]) == 2 and other.remove([0, 1, 308]) == 1
+    assert folder.compact() == 3 and other.compact() == 0
+    assert len(IndexFolder.open(folder.path)) == len(other) == 306
+
+
+def test_while_another_changes_the_index(folder, rng):
+    before = files(folder)
+    with alone_in(folder.path):
+        for change in (lambda: folder.add(*made(rng, 2)), lambda: folder.remove([1]), folder.compact):
+            with pytest.raises(UsageError, match="another process is writing to"):
+                change()
+    assert files(folder) == before
+
+
+def test_what_a_crash_left_is_swept_away_even_if_nothing_changes(folder):
+    before = files(folder)
+    for name in ("removed-00007.npy", ".index.json.x.tmp", "part-00009.words.npy"):
+        (folder.path / name).write_bytes(b"half")
+    assert folder.remove([999]) == 0
+    assert files(folder) == before

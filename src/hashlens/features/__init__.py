@@ -20,7 +20,10 @@ def backbone_of(kind: str) -> str:
 
 
 def picture_features(images: Images, kind: str, *, progress: Progress | None = None) -> np.ndarray:
-    """Fixed features (n, d) float32: "gist", or the name of a pretrained backbone; computed once and kept on disk."""
+    """Fixed features (n, d) float32, computed once and kept on disk.
+
+    `kind` is "gist" or the name of a pretrained backbone, which may say the size of the pictures: "resnet50@112".
+    """
     if kind == GIST:
         from hashlens.features.gist import gist
 

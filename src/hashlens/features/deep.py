@@ -7,13 +7,14 @@ features. The file's name is a hash of everything it depends on: weights, pictur
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hashlens import threads
-from hashlens.errors import DataError
+from hashlens.errors import DataError, UsageError
 from hashlens.features.batches import BATCH, forward_batches
 from hashlens.features.cache import kept
 from hashlens.progress import Progress
@@ -41,19 +42,42 @@ def extract(
     return kept(key, len(images), _within_float16(outputs), np.float16, what=what, progress=progress)
 
 
-def deep_features(images: Images, backbone: str, *, progress: Progress | None = None) -> np.ndarray:
-    """Fixed features (n, d) float32: what a pretrained backbone gives for each picture before any training."""
+def feature_size(kind: str) -> tuple[str, int]:
+    """The backbone that makes features of this kind, and the size of the pictures that it is given.
+
+    >>> feature_size("resnet50"), feature_size("resnet50@112")
+    (('resnet50', 144), ('resnet50', 112))
+    """
+    from hashlens.networks import network_info
+
+    given = re.fullmatch(r"(.+)@(\d+)", kind)
+    backbone = given[1] if given else kind
+    info = network_info(backbone)
+    size = int(given[2]) if given else info.size
+    if not 8 <= size <= 4096:
+        raise UsageError(f"pictures for features must have 8 to 4,096 pixels a side, not {size}")
+    return backbone, size
+
+
+def feature_network(kind: str) -> tuple[nn.Module, int]:
+    """The blocks that make features of this kind, and the size of the pictures that they take."""
     import torch
 
-    from hashlens.networks import build_blocks, network_info
+    from hashlens.networks import build_blocks
+
+    backbone, size = feature_size(kind)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # a network without published weights gives the same features each time
+        return build_blocks(backbone).eval(), size
+
+
+def deep_features(images: Images, kind: str, *, progress: Progress | None = None) -> np.ndarray:
+    """Fixed features (n, d) float32: what a pretrained backbone gives for each picture before any training."""
     from hashlens.networks.inference import choose_device, choose_precision
 
     device = choose_device()
     precision = choose_precision(device=device)
-    size = network_info(backbone).size
-    with torch.random.fork_rng():
-        torch.manual_seed(0)  # a network without published weights gives the same features each time
-        blocks = build_blocks(backbone).eval()
+    blocks, size = feature_network(kind)
     found = extract(blocks, images, size, device=device, precision=precision, progress=progress)
     return np.asarray(found, np.float32)
 

@@ -89,6 +89,27 @@ METHODS: dict[str, Method] = {
         "a fixed code of the class that a plain classifier predicts: the sceptic's baseline",
         "after Sablayrolles, Douze, Usunier, Jégou, ICASSP 2017",
     ),
+    "semantic": Method(
+        "hashlens.hashers.deep.semantic_hashing:SemanticHashing",
+        False,
+        "features",
+        "the noisy middle of an autoencoder that starts as Boltzmann machines",
+        "Salakhutdinov, Hinton, IJAR 2009",
+    ),
+    "dh": Method(
+        "hashlens.hashers.deep.deep_hashing:DeepHashing",
+        False,
+        "features",
+        "three layers of tanh units whose signs lose little and whose rows are orthogonal",
+        "Liong, Lu, Wang, Moulin, Zhou, CVPR 2015",
+    ),
+    "dh-supervised": Method(
+        "hashlens.hashers.deep.deep_hashing:SupervisedDeepHashing",
+        True,
+        "features",
+        "the same, with pairs of one class drawn together and others apart",
+        "Liong, Lu, Wang, Moulin, Zhou, CVPR 2015",
+    ),
     "lsh": Method(
         "hashlens.hashers.shallow.lsh:LSH",
         False,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
@@ -103,6 +104,8 @@ class Hasher(BaseEstimator):
     def is_fitted(self) -> bool:
         return bool(self._learnt())
 
+    __sklearn_is_fitted__ = is_fitted  # for its check_is_fitted, which takes lambda_ for something learnt
+
     def _learnt(self) -> list[str]:
         params = self.get_params(deep=False)  # lambda_ is one
         return [name for name in vars(self) if name.endswith("_") and name not in params]
@@ -121,9 +124,12 @@ class Hasher(BaseEstimator):
 
     def _validate(self, X: Any) -> Any:
         """Features as a finite float array (n, d)."""
+        if sparse.issparse(X):
+            raise DataError("the features are a sparse matrix, which no method reads; give X.toarray()")
         X = np.asarray(X)
-        if X.ndim != 2 or X.dtype.kind not in "fiub" or len(X) == 0:
-            raise DataError(f"features must be numbers in rows, (n, d) with n > 0, not an array of shape {X.shape}")
+        if X.ndim != 2 or X.dtype.kind not in "fiub" or X.size == 0:
+            what = f"an array of shape {X.shape} and type {X.dtype}"
+            raise DataError(f"features must be real numbers in rows, (n, d) with n > 0 and d > 0, not {what}")
         if not np.isfinite(X).all():
             raise DataError("the features contain NaN or infinite values; remove those rows first")
         return X
@@ -140,3 +146,8 @@ class Hasher(BaseEstimator):
 
     def _restore(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         raise NotImplementedError
+
+
+def is_features(X: Any) -> bool:
+    """Whether X is rows of numbers and not pictures."""
+    return (isinstance(X, np.ndarray) and X.ndim == 2) or sparse.issparse(X)

@@ -7,8 +7,9 @@ INDEX/
   part-00000.ids.npy      (n,) int64, only after `compact`; otherwise ids are first_id, first_id + 1, …
   removed-00001.npy       sorted ids that are no longer there
 
-A change writes new files first and index.json last. Files that index.json does not name were left by a crash and are
-deleted by the next change. Ids never change and are never used again.
+A change writes new files first and index.json last; two processes do not change an index at the same time. Files that
+index.json does not name were left by a crash and are deleted by the next change. Ids never change and are never used
+again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import pyarrow.compute
 
 from hashlens.codes import Codes
 from hashlens.errors import DataError, MismatchError
-from hashlens.files import replacing, require_room, sha256, storage_errors, write_json
+from hashlens.files import alone_in, replacing, require_room, sha256, storage_errors, sync, write_json
 from hashlens.hamming import by_word
 from hashlens.index import HammingIndex, Part
 
@@ -90,31 +91,37 @@ class IndexFolder:
             raise MismatchError(f"{self.path} holds codes of {self.n_bits} bits, these have {codes.n_bits}")
         if len(codes) != items.num_rows:
             raise DataError(f"there are {len(codes):,} codes and {items.num_rows:,} items; each code needs its own")
-        if not len(codes) or (source is not None and source in self.facts["sources"]):
-            return np.empty(0, np.int64)
-        first = self.facts["next_id"]
-        with self._change() as facts:
-            facts["parts"].append(self._write_part(by_word(codes), items, first))
-            facts["next_id"] += len(codes)
-            if source is not None:
-                facts["sources"].append(source)
+        with self._alone():
+            if not len(codes) or (source is not None and source in self.facts["sources"]):
+                return np.empty(0, np.int64)
+            first = self.facts["next_id"]
+            with self._change() as facts:
+                facts["parts"].append(self._write_part(by_word(codes), items, first))
+                facts["next_id"] += len(codes)
+                if source is not None:
+                    facts["sources"].append(source)
         return np.arange(first, first + len(codes))
 
     def remove(self, ids: Any) -> int:
         """Forget these ids; returns how many of them were there. `compact` gives their room back."""
         ids = np.unique(np.asarray(ids, np.int64).ravel())
-        there = np.concatenate([np.empty(0, np.int64), *(part.ids(part.places(ids)) for part in self.index.parts)])
-        if len(there):
-            removed = np.union1d(self._removed(), there)
-            with self._change() as facts:
-                name = f"removed-{facts['next_file']:05d}.npy"
-                self._save(name, removed)
-                facts["removed"] = {"name": name, "n": len(removed), "sha256": sha256(self.path / name)}
-                facts["next_file"] += 1
+        with self._alone():
+            there = np.concatenate([np.empty(0, np.int64), *(part.ids(part.places(ids)) for part in self.index.parts)])
+            if len(there):
+                removed = np.union1d(self._removed(), there)
+                with self._change() as facts:
+                    name = f"removed-{facts['next_file']:05d}.npy"
+                    self._save(name, removed)
+                    facts["removed"] = {"name": name, "n": len(removed), "sha256": sha256(self.path / name)}
+                    facts["next_file"] += 1
         return len(there)
 
     def compact(self) -> int:
         """Write everything that is still there into one part; returns the number of codes whose room was given back."""
+        with self._alone():
+            return self._compact()
+
+    def _compact(self) -> int:
         alive = [np.flatnonzero(part.alive) if len(part.alive) else np.arange(len(part)) for part in self.index.parts]
         n_removed = sum(len(part) for part in self.index.parts) - len(self)
         if n_removed == 0 and len(self.index.parts) < 2:
@@ -184,15 +191,27 @@ class IndexFolder:
             )
 
     @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Within, no other process changes the index; what others changed before is known, what they left is gone."""
+        with alone_in(self.path):
+            facts = json.loads((self.path / "index.json").read_text(encoding="utf-8"))
+            if facts != self.facts:
+                self.facts = facts
+                self.index = self._map()
+            for stray in set(self.path.iterdir()) - {self.path / name for name, _ in self._files()}:
+                if stray.name.startswith(("part-", "removed-", ".")) and stray.is_file():
+                    stray.unlink()
+            yield
+
+    @contextmanager
     def _change(self) -> Iterator[dict[str, Any]]:
         """Facts to be changed; they and the files they name become the index when the block ends well."""
         facts = json.loads(json.dumps(self.facts))
-        for stray in set(self.path.iterdir()) - {self.path / name for name, _ in self._files()}:
-            if stray.name.startswith(("part-", "removed-", ".")) and stray.is_file():
-                stray.unlink()
         with storage_errors(self.path):
             yield facts
+            sync(self.path)  # names of files first, then the list that names them
             write_json(self.path / "index.json", facts)
+            sync(self.path)
         before = {name for name, _ in self._files()}
         self.facts = facts
         self.index = self._map()

@@ -16,7 +16,7 @@ from hashlens.data.images import ArrayImages, Images, as_images
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, UsageError
 from hashlens.features.deep import extract, forward_all, forward_kept
-from hashlens.hashers.base import Hasher
+from hashlens.hashers.base import Hasher, is_features
 from hashlens.hashers.deep.heads import build_head
 from hashlens.hashers.deep.inputs import FeatureInputs, MapInputs, PictureInputs
 from hashlens.hashers.deep.training import Inputs, Training, train
@@ -54,7 +54,7 @@ class DeepHasher(Hasher):
         return self.n_bits
 
     def _validate(self, X: Any) -> Any:
-        if isinstance(X, np.ndarray) and X.ndim == 2:
+        if is_features(X):
             return super()._validate(X).astype(np.float32)
         images = as_images(X)
         if len(images) == 0:

@@ -8,7 +8,7 @@ import numpy as np
 
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, UsageError
-from hashlens.hashers.base import Hasher
+from hashlens.hashers.base import Hasher, is_features
 from hashlens.progress import Progress
 
 
@@ -23,14 +23,14 @@ class ShallowHasher(Hasher):
         """Learn from pictures or features X and, where the method is supervised, labels y."""
         del how  # a fit of seconds or minutes is neither saved nor continued on the way
         super().fit(self._to_features(X, progress), y)
-        self.takes_pictures_ = not _is_features(X)
+        self.takes_pictures_ = not is_features(X)
         return self
 
     def project(self, X: Any, *, progress: Progress | None = None, **how: Any) -> np.ndarray:
         """Real values before the sign, (n, n_bits)."""
         if not self.is_fitted():
             return super().project(X)
-        if self.takes_pictures_ == _is_features(X):
+        if self.takes_pictures_ == is_features(X):
             expected = f"pictures, by their {self.features} features" if self.takes_pictures_ else "features"
             raise DataError(f"this model was trained on {expected}; give it the same")
         X = self._to_features(X, progress)
@@ -39,7 +39,7 @@ class ShallowHasher(Hasher):
         return super().project(X, **how)
 
     def _to_features(self, X: Any, progress: Progress | None) -> np.ndarray:
-        if _is_features(X):
+        if is_features(X):
             return X
         from hashlens.data.images import as_images
         from hashlens.features import picture_features
@@ -136,7 +136,3 @@ def squared_distances(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
     """(n, m): |x - y|^2 for all rows x and y."""
     found = np.square(X).sum(1)[:, None] + np.square(Y).sum(1) - 2 * X @ Y.T
     return np.maximum(found, 0, out=found)  # rounding may leave a little less than nothing
-
-
-def _is_features(X: Any) -> bool:
-    return isinstance(X, np.ndarray) and X.ndim == 2
