@@ -3,13 +3,11 @@
     python -m benchmarks.results [NAME ...]
 
 Each run starts from pictures: the cached outputs of frozen blocks are deleted before it, so that its time is honest.
-Runs on MIRFLICKR-25K need its folder in the variable MIRFLICKR and are passed over without it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -34,15 +32,6 @@ RUNS = {
     "cifar10-2-dtsh-48": ["cifar10", "--bits", "48", "--protocol", "cifar10-2", "--image-size", "160"],
     "cifar10-1-dtsh-32-resnet50": ["cifar10", "--bits", "32", "--backbone", "resnet50", "--image-size", "112"],
     "cifar10-1-dtsh-32-triplets": ["cifar10", "--bits", "32", "--triplets", "triplets.csv"],
-    **{
-        f"mirflickr-{method}-{n}": ["mirflickr25k", "--method", method, "--bits", f"{n}"]
-        for method in ("dtsh", "itq", "lsh")
-        for n in LENGTHS
-    },
-    **{
-        f"mirflickr-itq-{n}-resnet50": ["mirflickr25k", "--method", "itq", "--bits", f"{n}", "--features", "resnet50"]
-        for n in (48,)
-    },
 }
 
 
@@ -69,26 +58,20 @@ def main() -> None:
             print(f"{name} is there", flush=True)
             continue
         command = ["hashlens", "train", *RUNS[name]]
-        if "mirflickr25k" in command and "MIRFLICKR" not in os.environ:
-            print(f"{name} needs the folder of MIRFLICKR-25K in the variable MIRFLICKR: passed over", flush=True)
-            continue
         shutil.rmtree(cache_dir() / "features", ignore_errors=True)
         with tempfile.TemporaryDirectory() as folder:
             print(" ".join(command), flush=True)
             if "--triplets" in command:
                 draw_triplets(Path(folder) / "triplets.csv")
-            places = {"mirflickr25k": os.environ.get("MIRFLICKR", ""), "triplets.csv": f"{folder}/triplets.csv"}
-            arguments = [places.get(word, word) for word in command[1:]]
+            triplets = f"{folder}/triplets.csv"
+            arguments = [triplets if word == "triplets.csv" else word for word in command[1:]]
             done = subprocess.run(
                 [sys.executable, "-m", "hashlens", *arguments, "--out", f"{folder}/run", "--json"],
                 check=True,
                 stdout=subprocess.PIPE,
                 text=True,
             )
-        text = done.stdout
-        for word, place in places.items():
-            text = text.replace(place, word) if place else text
-        result = json.loads(text) | {"command": " ".join(command)}
+        result = json.loads(done.stdout.replace(triplets, "triplets.csv")) | {"command": " ".join(command)}
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(f"{name}: MAP {result['map']:.4f} in {result['seconds']['total']:.0f} s", flush=True)
 

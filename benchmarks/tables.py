@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hashlens.comparison_tables import as_markdown
+from hashlens.comparison_tables import as_markdown, method_name
 from hashlens.hashers import METHODS
 from hashlens.progress import duration
 
@@ -20,7 +20,6 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-LENGTHS = (12, 24, 32, 48)
 VARIANTS = ("-resnet50", "-triplets")  # how the names of other runs than the usual ones end
 SETTINGS = {"cifar10-1": "CIFAR-10, setting 1", "cifar10-2": "CIFAR-10, setting 2"}
 
@@ -45,22 +44,6 @@ def dtsh() -> str:
             f" **{result['map']:.3f}** | {result['metrics']['map_tie_aware']:.3f} | {paper} |"
             f" {_time(result)} | `{result['command']}` |"
         )
-    return "\n".join(rows)
-
-
-def mirflickr() -> str:
-    """MAP@5000 of every method on MIRFLICKR-25K, the paper's definition and tie-aware."""
-    results = {name: r for name, r in load().items() if name.startswith("mirflickr-")}
-    rows = ["| method | network | " + " | ".join(f"{n} bits" for n in LENGTHS) + " |", "|---|---|---:|---:|---:|---:|"]
-    kinds = sorted({(r["method"], r["config"]["params"].get("features", r["backbone"])) for r in results.values()})
-    for method, network in kinds:
-        cells = {
-            r["n_bits"]: f"{r['map']:.3f} ({r['metrics']['map_tie_aware']:.3f})"
-            for r in results.values()
-            if (r["method"], r["config"]["params"].get("features", r["backbone"])) == (method, network)
-        }
-        shown = " | ".join(cells.get(n, "–") for n in LENGTHS)
-        rows.append(f"| {method.upper()} | {network or 'efficientnet-lite0'} | {shown} |")
     return "\n".join(rows)
 
 
@@ -105,16 +88,30 @@ def comparison(name: str) -> str:
     return as_markdown(result).rstrip()
 
 
+def tie_aware(name: str, *chosen: str) -> str:
+    """Some methods of a comparison: MAP as the paper defines it and, in brackets, tie-aware."""
+    result = json.loads((RESULTS / "comparison" / f"{name}.json").read_text(encoding="utf-8"))
+    lengths = [str(n) for n in result["bits"]]
+    rows = [
+        "| method | network | " + " | ".join(f"{n} bits" for n in lengths) + " |",
+        "|---|---|" + "---:|" * len(lengths),
+    ]
+    for row in sorted((r for r in result["rows"] if r["method"] in chosen), key=lambda r: chosen.index(r["method"])):
+        cells = [f"{row['lengths'][n]['map']:.3f} ({row['lengths'][n]['map_tie_aware']:.3f})" for n in lengths]
+        rows.append(f"| {method_name(row['method'])} | {row['features']} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def _time(result: dict[str, Any]) -> str:
     return f"{duration(result['seconds']['total'])}, {result['machine']['threads']}"
 
 
 TABLES = {
     "dtsh": dtsh,
-    "mirflickr": mirflickr,
     "variants": variants,
     "features": features,
     "comparison": comparison,
+    "tie-aware": tie_aware,
     "methods": methods,
 }
 

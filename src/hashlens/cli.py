@@ -120,6 +120,9 @@ def train(
     mirror: Annotated[
         bool, typer.Option("--mirror", help="Codes of a picture and its mirror image together: slower and better.")
     ] = False,
+    windows: Annotated[
+        int | None, typer.Option(help="Cut training pictures at so many random places too: slower and better.")
+    ] = None,
     alpha: Annotated[float | None, typer.Option(help="Margin of dtsh in bits.  [default: half the bits]")] = None,
     lambda_: Annotated[float | None, typer.Option("--lambda", help="Weight of the quantisation term.")] = None,
     sampling: Annotated[
@@ -161,6 +164,7 @@ def train(
             "lr": lr,
             "head_lr": head_lr,
             "mirror": mirror or None,
+            "windows": windows,
             "device": device,
         }
         params = {

@@ -19,9 +19,10 @@ import numpy as np
 import hashlens
 from hashlens.codes import Codes
 from hashlens.data.images import as_images
-from hashlens.errors import DataError, MismatchError, UsageError
+from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
 from hashlens.features.batches import forward_batches
 from hashlens.files import replacing, write_json
+from hashlens.networks.session import one_core_session
 from hashlens.progress import Progress
 from hashlens.threads import blocks
 
@@ -45,8 +46,10 @@ class OnnxEncoder:
             self.image_size: int = facts["input"]["size"]
             self.model: dict[str, str] = facts["model"]
             self._views = [False, True] if facts["input"]["mirror"] else [False]
-            self._session = _session(folder / "model.onnx")
+            self._forward = one_core_session(str(folder / "model.onnx"))
             self._hasher = hashlens.load(folder / "hasher") if facts["method_on_features"] else None
+        except HashlensError:
+            raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"the exported model in {folder} is damaged ({error}); export it again") from error
 
@@ -63,9 +66,6 @@ class OnnxEncoder:
                     u[rows] += outputs / len(self._views)
                     advance(len(outputs))
         return Codes.from_relaxed(u) if self._hasher is None else self._hasher.encode(u)
-
-    def _forward(self, batch: np.ndarray) -> np.ndarray:
-        return self._session.run(None, {"input": batch})[0]
 
 
 def load_encoder(folder: Path | str) -> Any:
@@ -91,7 +91,7 @@ def export_onnx(model: Path, out: Path, pictures: Images, progress: Progress) ->
     if (out / "config.json").exists():
         raise UsageError(f"{out} holds a model already; choose another --out")
     hasher = hashlens.load(model)
-    network, size, on_features = _network(hasher, model)
+    network, size, on_features = network_of(hasher, model)
     content = _onnx(network, size)
     mirror = not on_features and hasher.training.mirror
     facts = {
@@ -165,7 +165,7 @@ def _eager(network: Any, size: int, pictures: Images, flip: bool) -> np.ndarray:
         return np.concatenate([network(batch).numpy() for batch in batches])
 
 
-def _network(hasher: Any, model: Path | None) -> tuple[Any, int, bool]:
+def network_of(hasher: Any, model: Path | None) -> tuple[Any, int, bool]:
     """The network in evaluation mode, its picture size, and whether its outputs are features."""
     if hasher.takes == "images":
         if hasher.backbone_ == "none":
@@ -188,15 +188,3 @@ def _onnx(network: Any, size: int) -> bytes:
         return to_onnx(fold(network), np.zeros((1, size, size, 3), np.uint8)).SerializeToString()
     except UnsupportedModule as error:
         raise UsageError(f"this network has a layer that cannot be written as ONNX ({error})") from error
-
-
-def _session(path: Path) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # each core runs batches of its own
-    options.log_severity_level = 3
-    try:
-        return onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's own errors have no common class
-        raise ValueError(f"model.onnx cannot be read: {str(error).splitlines()[0]}") from error

@@ -52,7 +52,7 @@ def write_report(
     same run again. `best` and `worst` are queries to show beside the ordinary examples in `neighbours`.
     """
     examples = {"Examples": neighbours, "Best queries": best, "Worst queries": worst}
-    _write_page(
+    write_page(
         path,
         "report.html.j2",
         title=title,
@@ -83,7 +83,7 @@ def write_comparison(
 ) -> None:
     """Write the report of a comparison from its tables and plots; `mark` is that of printed numbers that differ."""
     asked = {"Methods": result.get("methods"), "Bits": result.get("bits"), "Seeds": result.get("seeds")}
-    _write_page(
+    write_page(
         path,
         "comparison.html.j2",
         title=title,
@@ -114,7 +114,7 @@ def write_reproduction(
     with title, words and uri).
     """
     outcomes = [outcome for section in sections for outcome in section["outcomes"]]
-    _write_page(
+    write_page(
         path,
         "reproduction.html.j2",
         title=title,
@@ -128,7 +128,7 @@ def write_reproduction(
     )
 
 
-def _write_page(path: Path, template: str, **parts: Any) -> None:
+def write_page(path: Path, template: str, **parts: Any) -> None:
     import jinja2
 
     def read(name: str) -> str:

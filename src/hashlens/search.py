@@ -162,7 +162,7 @@ class Searcher:
         """The labels of the index, most frequent first; at most so many."""
         import pyarrow as pa
 
-        columns = [self.index._items(number).column("labels") for number in range(len(self.index.index.parts))]
+        columns = [self.index.items(number).column("labels") for number in range(len(self.index.index.parts))]
         chunks = [chunk.flatten() for column in columns for chunk in column.chunks]
         counted = pa.chunked_array(chunks, pa.string()).value_counts()
         values, counts = counted.field("values"), counted.field("counts").to_numpy(zero_copy_only=False)
@@ -234,7 +234,7 @@ class Searcher:
             places = part.places(ids)
             if not len(places):
                 continue
-            rows = self.index._items(number).take(places).to_pylist()
+            rows = self.index.items(number).take(places).to_pylist()
             packed = np.ascontiguousarray(part.words[:, places].T).view(np.uint8)[:, :n_bytes]
             for id_, row, code in zip(part.ids(places).tolist(), rows, packed, strict=True):
                 items[id_] = {"path": row["path"], "labels": row["labels"], "code": code.tobytes().hex()}
@@ -358,12 +358,12 @@ def _why(file: Path | io.BytesIO | Image.Image, error: Exception) -> str:
 def _prepare(encoder: Any) -> Callable[[Images], Codes]:
     """What makes the code of one picture: the network is made ready here, once, and not again for each picture."""
     from hashlens.encoding import encode_function
-    from hashlens.export import _network
+    from hashlens.export import network_of
 
     if isinstance(encoder, OnnxEncoder):
         return encoder.encode
     try:
-        network, size, on_features = _network(encoder, None)
+        network, size, on_features = network_of(encoder, None)
     except (UsageError, AttributeError):  # nothing that runs alone; it has its own way
         return encode_function(encoder)
     from hashlens.hashers.base import Hasher
@@ -448,7 +448,7 @@ def grouped(code: str) -> str:
 
 def write_page(path: Path, answers: Sequence[tuple[str, Any, dict[str, Any]]], pictures: Pictures) -> None:
     """Write answers, each with its name and what was searched for, as one HTML file that needs no network."""
-    from hashlens.report import _write_page
+    from hashlens import report
 
     rows = [
         {
@@ -460,7 +460,9 @@ def write_page(path: Path, answers: Sequence[tuple[str, Any, dict[str, Any]]], p
         for name, query, answer in answers
     ]
     of = answers[0][0] if len(answers) == 1 else f"{len(answers):,} queries"
-    _write_page(path, "search.html.j2", title=f"Nearest pictures of {of}", rows=rows, grouped=grouped, nothing=_nothing)
+    report.write_page(
+        path, "search.html.j2", title=f"Nearest pictures of {of}", rows=rows, grouped=grouped, nothing=_nothing
+    )
 
 
 def _small(query: Any) -> Image.Image | None:

@@ -15,7 +15,7 @@ import pyarrow.compute
 from PIL import Image
 
 from hashlens.data.images import decode, quiet_pillow
-from hashlens.data.listing import INSIDE, MAX_MEMBER, _members, tar_of
+from hashlens.data.listing import INSIDE, MAX_MEMBER, members, tar_of
 
 if TYPE_CHECKING:
     from hashlens.index.folder import IndexFolder
@@ -28,7 +28,7 @@ class Pictures:
 
     def __init__(self, index: IndexFolder, base: Path | None = None):
         self.base = (base or Path()).resolve()
-        columns = [index._items(number).column("path") for number in range(len(index.index.parts))]
+        columns = [index.items(number).column("path") for number in range(len(index.index.parts))]
         self.roots = sorted({(self.base / _common_folder(column)).resolve() for column in columns})
         self._members = lru_cache(ARCHIVES)(_places_in)
 
@@ -57,7 +57,7 @@ class Pictures:
 
 def _places_in(archive: Path) -> dict[str, tuple[int, int]]:
     """Where in a tar file each picture begins, and its bytes."""
-    return {member.name: (member.offset_data, member.size) for member in _members(str(archive))}
+    return {member.name: (member.offset_data, member.size) for member in members(str(archive))}
 
 
 def _common_folder(paths: pyarrow.ChunkedArray) -> str:

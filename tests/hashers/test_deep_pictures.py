@@ -1,6 +1,7 @@
 """Deep hashers on pictures: frozen blocks, files on disk, and a sentence for everything that does not fit."""
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -13,6 +14,8 @@ import hashlens
 from hashlens import DTSH, Training
 from hashlens.data.images import ArrayImages
 from hashlens.errors import DataError, HashlensError, MismatchError, Stopped, UsageError
+from hashlens.hashers.deep import base
+from hashlens.hashers.deep.inputs import MapInputs
 from hashlens.networks import weights
 from hashlens.networks.efficientnet_lite import build
 from hashlens.progress import Progress
@@ -118,6 +121,16 @@ def test_kept_outputs_then_the_trained_part_equal_the_whole(pictures, flip):
     near_plain, near_mirrored = (np.abs(seen - u).max(1) < 0.01 * np.abs(u).max() for u in (plain, mirrored))
     assert (near_plain ^ near_mirrored).all()
     assert near_mirrored.any() == flip and near_plain.any()
+
+
+def test_windows_are_further_views(pictures, monkeypatch):
+    X, y = pictures
+    made = []
+    monkeypatch.setattr(base, "MapInputs", lambda views: made.append(views) or MapInputs(views))
+    plain, cut = (DTSH(6, **LITE | {"training": replace(ONE_EPOCH, windows=n)}).fit(X, y) for n in (0, 2))
+    assert [len(views) for views in made] == [2, 6]  # each view mirrored too
+    assert len({np.asarray(view).tobytes() for view in made[1]}) == 6
+    assert not np.array_equal(plain.project(X), cut.project(X))
 
 
 @pytest.mark.parametrize("frozen", [0, 4, 18])

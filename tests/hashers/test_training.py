@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from hashlens import DTSH, Training, make_hasher
+from hashlens.data.images import ArrayImages
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, DivergedError, MismatchError, Stopped, UsageError
 from hashlens.hashers.deep.dtsh import TripletLikelihood
-from hashlens.hashers.deep.inputs import FeatureInputs, MapInputs, PictureInputs
+from hashlens.hashers.deep.inputs import FeatureInputs, MapInputs, PictureInputs, Windows
 from hashlens.hashers.deep.training import COLUMNS, _batches, metrics_csv, train
 
 FAST = Training(epochs=3, batch_size=40, head_lr=0.05)  # five steps an epoch on the clusters
@@ -186,8 +187,19 @@ def test_feature_and_map_inputs():
     assert len(MapInputs(views)) == 50
 
 
+def test_windows_are_parts_of_the_pictures(rng):
+    pixels = rng.integers(0, 256, (40, 18, 18, 3), dtype=np.uint8)
+    images = ArrayImages(pixels)
+    windows = Windows(images, 0)
+    found = windows.read(slice(None), 16)  # of 18 pixels: at one of three places each way
+    cut = [{pixels[i, y : y + 16, x : x + 16].tobytes() for y in range(3) for x in range(3)} for i in range(40)]
+    assert all(window.tobytes() in places for window, places in zip(found, cut, strict=True))
+    assert np.array_equal(windows.read([7, 3], 16), found[[7, 3]])  # whatever else is read with it
+    assert not np.array_equal(Windows(images, 1).read(slice(None), 16), found)
+    assert len({images.fingerprint(), windows.fingerprint(), Windows(images, 1).fingerprint()}) == 3
+
+
 def test_picture_inputs_flip_and_shift():
-    from hashlens.data.images import ArrayImages
 
     pixels = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 3), dtype=np.uint8)
     before = pixels.copy()

@@ -141,7 +141,7 @@ def test_normalise_has_one_rounding_each_for_scale_and_shift():
     expected = torch.from_numpy(x).permute(0, 3, 1, 2).float().mul(1 / (255 * 0.502)).add(-0.498 / 0.502).numpy()
     network = nn.Sequential(build_blocks("efficientnet-lite0", pretrained=False)[0])
     assert np.array_equal(network(torch.from_numpy(x)), expected)
-    assert np.array_equal(inference._onnx_function(to_onnx(fold(network), x))(x), expected)
+    assert np.array_equal(inference.one_core_session(to_onnx(fold(network), x).SerializeToString())(x), expected)
 
 
 CHANNELS = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.25, 0.3)}
@@ -171,7 +171,7 @@ def test_preprocessing_with_options(options):
     else:
         assert out.shape == (2, 3, 12, 12)
     network = nn.Sequential(normalise)
-    quick = inference._onnx_function(to_onnx(fold(network), x[:1]))
+    quick = inference.one_core_session(to_onnx(fold(network), x[:1]).SerializeToString())
     np.testing.assert_allclose(quick(x), out, rtol=1e-4, atol=1e-4)
     # its numbers are in the state dict, the rest in its description, which may become JSON
     again = Normalise.from_description(json.loads(json.dumps(normalise.describe())))
@@ -315,7 +315,7 @@ def test_folded_and_onnx_equal_eager(name, size):
         np.testing.assert_allclose(folded(torch.from_numpy(x)).numpy(), expected, rtol=1e-4, atol=1e-4)
     assert expected.std() > 0.01  # there is something to compare
     assert not any(isinstance(m, nn.BatchNorm2d) and n in str(folded.graph) for n, m in folded.named_modules())
-    quick = inference._onnx_function(to_onnx(folded, x[:1]))
+    quick = inference.one_core_session(to_onnx(folded, x[:1]).SerializeToString())
     np.testing.assert_allclose(quick(x), expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(quick(x[1:2]), expected[1:2], rtol=1e-4, atol=1e-4)  # any batch size
     np.testing.assert_allclose(forward_function(network, x[:1])(x), expected, rtol=1e-4, atol=1e-4)
@@ -328,7 +328,7 @@ def test_forward_function_runs_in_onnx_and_in_evaluation_mode(monkeypatch):
     with torch.inference_mode():
         expected = network(torch.from_numpy(x)).numpy()
     made = []
-    monkeypatch.setattr(inference, "_onnx_function", lambda model: made.append(model) or (lambda batch: batch))
+    monkeypatch.setattr(inference, "one_core_session", lambda model: made.append(model) or (lambda batch: batch))
     assert forward_function(network.train(), x[:1])(x) is x and len(made) == 1
     monkeypatch.undo()
     np.testing.assert_allclose(forward_function(network, x[:1])(x), expected, rtol=1e-4, atol=1e-4)
@@ -363,7 +363,7 @@ def test_layers_in_onnx_with_their_options(layer):
     x = pictures(3, 10)
     with torch.inference_mode():
         expected = network(torch.from_numpy(x)).numpy()
-    quick = inference._onnx_function(to_onnx(fold(network), x[:1]))
+    quick = inference.one_core_session(to_onnx(fold(network), x[:1]).SerializeToString())
     np.testing.assert_allclose(quick(x), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -180,7 +180,7 @@ def _list_tars(paths: list[str], source: str) -> Listing:
     skipped: list[tuple[str, str]] = []
     for path in map(_posix, paths):
         try:
-            for member in _members(path):
+            for member in members(path):
                 names.append(f"{path}{INSIDE}{member.name}")
                 facts.append((member.offset_data, min(member.size, 2**62), _nanoseconds(member.mtime)))
         except (tarfile.TarError, OSError, ValueError) as error:
@@ -194,7 +194,7 @@ def _list_tars(paths: list[str], source: str) -> Listing:
     return replace(listing, skipped=skipped + listing.skipped)
 
 
-def _members(path: str) -> Iterator[tarfile.TarInfo]:
+def members(path: str) -> Iterator[tarfile.TarInfo]:
     """Files in a tar file that end like pictures; an error where it is damaged, which tarfile takes for its end."""
     with tarfile.open(path, "r:") as archive:
         while (member := archive.next()) is not None:

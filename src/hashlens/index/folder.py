@@ -128,7 +128,7 @@ class IndexFolder:
             return 0
         words = [part.words[:, places] for part, places in zip(self.index.parts, alive, strict=True)]
         ids = [part.ids(places) for part, places in zip(self.index.parts, alive, strict=True)]
-        items = [self._items(number).take(places) for number, places in enumerate(alive)]
+        items = [self.items(number).take(places) for number, places in enumerate(alive)]
         with self._change() as facts:
             facts["parts"] = []
             if len(self):
@@ -149,7 +149,7 @@ class IndexFolder:
         for number, part in enumerate(self.index.parts):
             places = part.places(np.array([id_]))
             if len(places):
-                row = self._items(number).slice(int(places[0]), 1).to_pylist()[0]
+                row = self.items(number).slice(int(places[0]), 1).to_pylist()[0]
                 return {"id": int(id_), "path": row["path"], "labels": row["labels"]}
         return None
 
@@ -165,7 +165,7 @@ class IndexFolder:
         """The ids of the pictures that have this label."""
         found = [np.empty(0, np.int64)]
         for number, part in enumerate(self.index.parts):
-            column = self._items(number).column("labels").combine_chunks()
+            column = self.items(number).column("labels").combine_chunks()
             flat = pa.compute.equal(column.flatten(), label)
             places = np.unique(pa.compute.list_parent_indices(column).filter(flat).to_numpy())
             found.append(part.ids(part.still(places)))
@@ -177,7 +177,7 @@ class IndexFolder:
         expression = fnmatch.translate(pattern).removesuffix(r"\Z").removesuffix(r"\z")
         found = [np.empty(0, np.int64)]
         for number, part in enumerate(self.index.parts):
-            matches = pa.compute.match_substring_regex(self._items(number).column("path"), f"^{expression}$")
+            matches = pa.compute.match_substring_regex(self.items(number).column("path"), f"^{expression}$")
             places = np.flatnonzero(matches.to_numpy())
             found.append(part.ids(part.still(places)))
         return np.concatenate(found)
@@ -252,7 +252,7 @@ class IndexFolder:
             first = part["first_id"]
             ids = np.load(self.path / f"{part['name']}.ids.npy", mmap_mode="r") if first is None else first
             parts.append(Part(words, ids, removed))
-        self._items = lru_cache(self._read_items)  # mapped when first asked for
+        self.items = lru_cache(self._read_items)  # mapped when first asked for
         return HammingIndex(self.n_bits, parts)
 
     def _removed(self) -> np.ndarray:

@@ -11,7 +11,6 @@ import ctypes
 import platform
 from collections.abc import Callable
 from threading import Lock
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from torch import fx, nn
 
 from hashlens.networks.onnx_graph import UnsupportedModule, to_onnx
 from hashlens.networks.preprocessing import Normalise
+from hashlens.networks.session import one_core_session
 from hashlens.threads import n_threads
 
 Forward = Callable[[np.ndarray], np.ndarray]
@@ -70,7 +70,7 @@ def forward_function(
     folded = fold(module)
     if device == "cpu" and precision == "float32":
         try:
-            return _onnx_function(to_onnx(folded, example))
+            return one_core_session(to_onnx(folded, example).SerializeToString())
         except (ImportError, UnsupportedModule):  # eager torch does the same, more slowly
             pass
     set_layout(folded.to(device), torch.channels_last)
@@ -115,13 +115,3 @@ def fold(module: nn.Module) -> fx.GraphModule:
     graph.lint()
     traced.recompile()
     return traced
-
-
-def _onnx_function(model: Any) -> Forward:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-    return lambda batch: session.run(None, {"input": batch})[0]

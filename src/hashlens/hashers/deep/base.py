@@ -18,7 +18,7 @@ from hashlens.errors import DataError, UsageError
 from hashlens.features.deep import extract, forward_all, forward_kept
 from hashlens.hashers.base import Hasher, is_features
 from hashlens.hashers.deep.heads import build_head
-from hashlens.hashers.deep.inputs import FeatureInputs, MapInputs, PictureInputs
+from hashlens.hashers.deep.inputs import FeatureInputs, MapInputs, PictureInputs, Windows
 from hashlens.hashers.deep.training import Inputs, Training, train
 from hashlens.networks import build_blocks, describe_network, network_info
 from hashlens.networks.inference import choose_device, choose_precision, prepare_cpu, set_layout
@@ -174,7 +174,8 @@ class DeepHasher(Hasher):
             " their outputs are computed once"
         )
         views = [
-            extract(frozen, X, self.image_size_, flip=flipped, device=device, precision=precision, progress=progress)
+            extract(frozen, seen, self.image_size_, flip=flipped, device=device, precision=precision, progress=progress)
+            for seen in (X, *(Windows(X, seed) for seed in range(self.training.windows)))
             for flipped in ([False, True] if flip else [False])
         ]
         return MapInputs(views), trained

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
+from PIL import Image
 
 from hashlens.data.images import Images
 
@@ -22,7 +25,7 @@ class FeatureInputs:
 
 
 class MapInputs:
-    """Outputs of the frozen blocks for each picture and, if `views` has more than one, for its flipped copy."""
+    """Outputs of the frozen blocks for each picture: of one or more views of it, of which one is drawn each time."""
 
     def __init__(self, views: list[np.ndarray]):
         self.views = views  # each (n, ...) float16
@@ -38,6 +41,29 @@ class MapInputs:
             maps[mine] = view[rows[mine]]
         x = torch.from_numpy(maps).float()
         return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
+class Windows(Images):
+    """The same pictures, of each a window at a random place: 8/9 of its height and width."""
+
+    def __init__(self, images: Images, seed: int):
+        self.images, self.names, self.seed = images, images.names, seed
+
+    def read(self, rows: Any, size: int) -> np.ndarray:
+        rows = self._indices(rows)
+        margin = size // 8
+        wide = self.images.read(rows, size + margin)
+        places = [np.random.default_rng([self.seed, row]).integers(0, margin + 1, 2) for row in rows]
+        return np.stack([one[y : y + size, x : x + size] for one, (y, x) in zip(wide, places, strict=True)])
+
+    def fingerprint(self) -> str:
+        return f"{self.images.fingerprint()} windows {self.seed}"
+
+    def picture(self, row: int, at_least: int | None = None) -> Image.Image:
+        return self.images.picture(row, at_least)
+
+    def __getitem__(self, rows: Any) -> Images:
+        raise NotImplementedError("windows are drawn by row: cut out pictures first")
 
 
 class PictureInputs:

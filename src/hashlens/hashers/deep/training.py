@@ -46,6 +46,7 @@ class Training:
     step_factor: float = 2 / 3
     flip: bool | None = None  # None: where it leaves a picture what it is, which digits are not
     mirror: bool = False  # codes are of the mean output of a picture and its mirror image: twice the time, better
+    windows: int = 0  # further views of each picture for frozen blocks: it is cut at random places; slower and better
     shift: int = 0  # largest shift in pixels; only where no block is frozen
     precision: str = "auto"  # bfloat16 where the hardware has it
     device: str = "auto"
@@ -62,7 +63,7 @@ class Training:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{name} must be {' or '.join(allowed)}, not '{getattr(self, name)}'")
-        for name, least in {"epochs": 1, "batch_size": 2, "step_epochs": 1, "shift": 0}.items():
+        for name, least in {"epochs": 1, "batch_size": 2, "step_epochs": 1, "windows": 0, "shift": 0}.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"{name} must be at least {least}, not {value}")
