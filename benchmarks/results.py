@@ -27,7 +27,7 @@ RUNS = {
     **{f"cifar10-1-dtsh-{n}": ["cifar10", "--bits", f"{n}"] for n in LENGTHS},
     "cifar10-1-dtsh-32-long": [
         *("cifar10", "--bits", "32"),
-        *("--image-size", "224", "--frozen-blocks", "11", "--epochs", "14", "--mirror"),
+        *("--image-size", "224", "--frozen-blocks", "11", "--epochs", "16", "--windows", "3", "--mirror"),
     ],
     "cifar10-2-dtsh-48": ["cifar10", "--bits", "48", "--protocol", "cifar10-2", "--image-size", "160"],
     "cifar10-1-dtsh-32-resnet50": ["cifar10", "--bits", "32", "--backbone", "resnet50", "--image-size", "112"],
