@@ -5,12 +5,14 @@
 A case prepares a folder and has a command that may be given again until it ends well. The command runs once without
 interruption; then, each time in a fresh copy, it is killed (SIGKILL) somewhere between its first write and its end,
 what it left is checked, and it is given again. Every file it writes must be the same, byte for byte. Moments are
-counted in files, and only between two of them in time, so that they are spread evenly on a busy machine too.
+counted in files, and only between two of them in time, so that they are spread evenly on a busy machine too; early
+moments are more frequent, since the end of a process takes longer than its writing.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
 import subprocess
@@ -108,10 +110,10 @@ CASES = {
 
 def start(case: Case, place: Path) -> tuple[subprocess.Popen[bytes], float]:
     """The command, and the time when it first wrote something."""
-    before = contents(place / case.folder)
+    before = names(place / case.folder)
     process = subprocess.Popen([sys.executable, "-m", "hashlens", *case.command], cwd=place, stdout=subprocess.DEVNULL)
-    while process.poll() is None and contents(place / case.folder) == before:
-        time.sleep(0.002)
+    while process.poll() is None and names(place / case.folder) == before:
+        time.sleep(0.0005)
     return process, time.monotonic()
 
 
@@ -122,6 +124,11 @@ def kill(process: subprocess.Popen[bytes], folder: Path, n_files: int, seconds: 
     time.sleep(seconds)
     process.kill()
     return process.wait() < 0
+
+
+def names(folder: Path) -> set[str]:
+    """Of all files, temporary ones too: quick enough to see the first of them."""
+    return {entry.name for entry in os.scandir(folder)} if folder.exists() else set()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -159,7 +166,7 @@ def run(name: str, moments: int, seed: int, place: Path) -> bool:
         shutil.copytree(prepared, trial)
         process, _ = start(case, trial)
         n_files = n_before + rng.randrange(n_new)
-        killed = kill(process, trial / case.folder, n_files, rng.random() * seconds / n_new)
+        killed = kill(process, trial / case.folder, n_files, rng.random() ** 3 * seconds / n_new)
         left = case.check(trial / case.folder)
         finish(start(case, trial)[0])
         good = contents(trial / case.folder) == expected

@@ -30,7 +30,7 @@ RUNS = {
         *("--image-size", "224", "--frozen-blocks", "11", "--epochs", "16", "--windows", "3", "--mirror"),
     ],
     "cifar10-2-dtsh-48": ["cifar10", "--bits", "48", "--protocol", "cifar10-2", "--image-size", "160"],
-    "cifar10-1-dtsh-32-resnet50": ["cifar10", "--bits", "32", "--backbone", "resnet50", "--image-size", "112"],
+    "cifar10-1-dtsh-32-resnet50": ["cifar10", "--bits", "32", "--backbone", "resnet50", "--image-size", "96"],
     "cifar10-1-dtsh-32-triplets": ["cifar10", "--bits", "32", "--triplets", "triplets.csv"],
 }
 

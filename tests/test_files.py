@@ -135,7 +135,7 @@ def test_require_room(tmp_path, monkeypatch):
     monkeypatch.setattr(files.shutil, "disk_usage", disk_usage)
     require_room(tmp_path / "not" / "yet", 5 * 10**6, "the features")
     assert asked == [tmp_path]
-    with pytest.raises(StorageError, match=r"no room for the features in .*yet: it needs 1,200 MB, 5 MB are free"):
+    with pytest.raises(StorageError, match=r"no room for the features in .*yet: it needs 1,200.0 MB, 5.0 MB are free"):
         require_room(tmp_path / "not" / "yet", 12 * 10**8, "the features")
 
 

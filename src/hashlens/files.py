@@ -100,7 +100,7 @@ def require_room(folder: Path, n_bytes: int, what: str) -> None:
         cached = folder.absolute().is_relative_to(cache_dir().absolute())
         other = "set HASHLENS_CACHE to a folder on another disk" if cached else "choose a folder on another disk"
         raise StorageError(
-            f"no room for {what} in {folder}: it needs {n_bytes / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free;"
+            f"no room for {what} in {folder}: it needs {n_bytes / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free;"
             f" free some room or {other}"
         )
 
