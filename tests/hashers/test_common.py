@@ -18,8 +18,8 @@ SMALL = {  # for methods that have a training loop, grow many trees, or draw som
     "n_trees": 30,
     "n_anchors": 60,
     "hidden": (24,),
-    "n_epochs": 150,
-    "n_pretraining_epochs": 5,
+    "epochs": 150,
+    "pretraining_epochs": 5,
     "noise": 1.0,
 }
 

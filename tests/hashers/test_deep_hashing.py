@@ -100,8 +100,8 @@ def test_widths_are_the_papers(n_bits, widths):
 def test_training_lowers_the_loss_by_the_sign(clusters):
     X, _ = clusters
     lost = []
-    for n_epochs in (1, 60):
-        h = np.tanh(DeepHashing(8, n_epochs=n_epochs).fit(X).project(X))
+    for epochs in (1, 60):
+        h = np.tanh(DeepHashing(8, epochs=epochs).fit(X).project(X))
         lost.append(np.square(np.where(h > 0, 1, -1) - h).mean())
     assert lost[1] < 0.7 * lost[0]
 
@@ -110,7 +110,7 @@ def test_rows_are_more_orthogonal_with_a_larger_lambda2(clusters):
     X, _ = clusters
 
     def apart(lambda2):
-        layers = DeepHashing(8, lambda2=lambda2, n_epochs=60).fit(X).network_
+        layers = DeepHashing(8, lambda2=lambda2, epochs=60).fit(X).network_
         weights = [layer.weight.detach().numpy() for layer in layers if isinstance(layer, nn.Linear)]
         return sum(np.linalg.norm(W @ W.T - np.eye(len(W))) for W in weights[1:])
 
@@ -122,11 +122,11 @@ def test_pairs_of_a_class_are_drawn_together(clusters):
     X, y = clusters
     apart = []
     for alpha in (0.0, 1.0, 5.0):
-        h = torch.from_numpy(SupervisedDeepHashing(8, alpha=alpha, n_epochs=60).fit(X, y).project(X)).tanh()
+        h = torch.from_numpy(SupervisedDeepHashing(8, alpha=alpha, epochs=60).fit(X, y).project(X)).tanh()
         apart.append(between_less_within(h, Labels.of(y)).item())
     assert apart[0] < apart[1] < apart[2]
-    without = SupervisedDeepHashing(8, alpha=0.0, n_epochs=3).fit(X, y)  # the other method
-    assert np.array_equal(without.project(X), DeepHashing(8, n_epochs=3).fit(X).project(X))
+    without = SupervisedDeepHashing(8, alpha=0.0, epochs=3).fit(X, y)  # the other method
+    assert np.array_equal(without.project(X), DeepHashing(8, epochs=3).fit(X).project(X))
 
 
 def test_wrong_settings(clusters):

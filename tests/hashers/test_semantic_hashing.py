@@ -70,7 +70,7 @@ def test_noise_drives_units_from_the_middle(clusters):
     X, _ = clusters
     outside = {}
     for noise in (0.0, 4.0):
-        hasher = SemanticHashing(8, hidden=(24,), noise=noise, n_pretraining_epochs=20, n_epochs=200).fit(X)
+        hasher = SemanticHashing(8, hidden=(24,), noise=noise, pretraining_epochs=20, epochs=200).fit(X)
         units = 1 / (1 + np.exp(-hasher.project(X)))
         outside[noise] = ((units < 0.2) | (units > 0.8)).mean()
     assert outside[4.0] >= 0.8 and outside[0.0] < outside[4.0] - 0.05
@@ -86,7 +86,7 @@ def test_fine_tuning_lowers_the_error(clusters, monkeypatch):
         return histories[-1][1]
 
     monkeypatch.setattr(SemanticHashing, "_train", spy)
-    SemanticHashing(8, hidden=(24, 16), n_pretraining_epochs=20, n_epochs=300).fit(X)
+    SemanticHashing(8, hidden=(24, 16), pretraining_epochs=20, epochs=300).fit(X)
     assert [kind for kind, _ in histories] == [BoltzmannMachine] * 3 + [Reconstruction]
     assert [len(history) for _, history in histories] == [20, 20, 20, 300]
     errors = [row["loss"] for row in histories[-1][1]]
@@ -102,7 +102,7 @@ def test_the_noise_of_a_row_is_always_the_same():
 
 def test_without_pretraining_it_is_another_network(clusters):
     X, _ = clusters
-    some, none = (SemanticHashing(8, hidden=(24,), n_pretraining_epochs=n, n_epochs=3).fit(X) for n in (5, 0))
+    some, none = (SemanticHashing(8, hidden=(24,), pretraining_epochs=n, epochs=3).fit(X) for n in (5, 0))
     assert not np.array_equal(some.project(X), none.project(X))
 
 
@@ -111,8 +111,8 @@ def test_without_pretraining_it_is_another_network(clusters):
     [
         ({"hidden": (8, 0)}, "1 unit or more"),
         ({"noise": -1.0}, "noise must not be negative"),
-        ({"n_pretraining_epochs": -1}, "n_pretraining_epochs must not"),
-        ({"n_epochs": 0}, "n_epochs must be 1 or more"),
+        ({"pretraining_epochs": -1}, "pretraining_epochs must not"),
+        ({"epochs": 0}, "epochs must be 1 or more"),
     ],
 )
 def test_wrong_settings(clusters, wrong, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -18,19 +19,20 @@ from hashlens.errors import DataError, MismatchError, UsageError
 from hashlens.files import replacing, write_json
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Hasher(BaseEstimator):
     """A method writes `_fit`, `_project`, `_state` and `_restore`; everything else is here, once.
 
-    The constructor stores its arguments under their own names and does nothing else (scikit-learn's convention, so
-    `clone` and `get_params` work). What is learnt ends in an underscore.
+    A method is a dataclass: its settings are fields, which the constructor stores and does nothing else (scikit-learn's
+    convention, so `clone` and `get_params` work). What is learnt ends in an underscore.
     """
 
     name: ClassVar[str]  # its row in METHODS
     supervised: ClassVar[bool] = True
     takes: ClassVar[str] = "features"
 
-    n_bits: int
-    random_state: int
+    n_bits: int = field(default=48, kw_only=False)
+    random_state: int = 0
 
     def fit(self, X: Any, y: Any = None, **how: Any) -> Self:
         """Learn from pictures or features X and, where the method is supervised, labels y."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +24,10 @@ from hashlens.networks import build_blocks, describe_network, network_info
 from hashlens.networks.inference import choose_device, choose_precision, prepare_cpu, set_layout
 from hashlens.progress import Progress
 
+DEFAULT_TRAINING = Training()
 
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class DeepHasher(Hasher):
     """A backbone with a head on top; a method adds its loss.
 
@@ -34,12 +37,12 @@ class DeepHasher(Hasher):
 
     takes: ClassVar[str] = "images"
 
-    head: str
-    backbone: str
-    weights: str | None
-    image_size: int | None
-    frozen_blocks: int | None
-    training: Training
+    head: str = "linear"
+    backbone: str = "auto"
+    weights: str | None = None
+    image_size: int | None = None
+    frozen_blocks: int | None = None
+    training: Training = DEFAULT_TRAINING
 
     def _loss(self, labels: Labels) -> nn.Module:
         """The module `loss(u, labels of the batch, rows) -> (scalar, figures)` for these training labels.

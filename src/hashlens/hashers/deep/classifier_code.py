@@ -11,10 +11,8 @@ from torch import nn
 from hashlens.data.labels import Labels
 from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.deep.dlbhc import classification_loss
-from hashlens.hashers.deep.training import Training
 
 CANDIDATES = 256  # random codes among which that of a class is chosen
-DEFAULT_TRAINING = Training()
 
 
 class ClassifierCode(DeepHasher):
@@ -43,27 +41,6 @@ class ClassifierCode(DeepHasher):
     """
 
     name = "classifier"
-
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        head: str = "linear",
-        backbone: str = "auto",
-        weights: str | None = None,
-        image_size: int | None = None,
-        frozen_blocks: int | None = None,
-        training: Training = DEFAULT_TRAINING,
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.head = head
-        self.backbone = backbone
-        self.weights = weights
-        self.image_size = image_size
-        self.frozen_blocks = frozen_blocks
-        self.training = training
-        self.random_state = random_state
 
     @property
     def _n_outputs(self) -> int:

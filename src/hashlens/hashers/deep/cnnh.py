@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numba import njit
@@ -11,11 +13,9 @@ from torch.nn import functional as F
 from hashlens.data.labels import Labels, relevant
 from hashlens.errors import UsageError
 from hashlens.hashers.deep.base import DeepHasher
-from hashlens.hashers.deep.training import Training
-
-DEFAULT_TRAINING = Training()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class CNNH(DeepHasher):
     """Supervised hashing by learning codes first and then a network that predicts them.
 
@@ -40,28 +40,7 @@ class CNNH(DeepHasher):
 
     name = "cnnh"
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        n_sweeps: int = 5,
-        head: str = "linear",
-        backbone: str = "auto",
-        weights: str | None = None,
-        image_size: int | None = None,
-        frozen_blocks: int | None = None,
-        training: Training = DEFAULT_TRAINING,
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.n_sweeps = n_sweeps
-        self.head = head
-        self.backbone = backbone
-        self.weights = weights
-        self.image_size = image_size
-        self.frozen_blocks = frozen_blocks
-        self.training = training
-        self.random_state = random_state
+    n_sweeps: int = 5
 
     def _loss(self, labels: Labels) -> nn.Module:
         if self.n_sweeps < 1:

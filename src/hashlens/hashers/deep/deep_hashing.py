@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import nn
@@ -15,6 +17,7 @@ from hashlens.hashers.shallow.itq import principal_directions
 PAPER_BITS, PAPER_WIDTHS = (16, 32, 64), ((60, 80, 100), (30, 50, 80))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DeepHashing(FeatureNetwork):
     """Deep hashing, without labels.
 
@@ -28,7 +31,7 @@ class DeepHashing(FeatureNetwork):
     Parameters
     ----------
     lambda1, lambda2, lambda3 : the paper's 100, 0.001 and 0.001.
-    n_epochs : None: as many as show it a million rows, from 10 to 200.
+    epochs : None: as many as show it a million rows, from 10 to 200.
 
     Differences from the paper: Adam on batches in place of gradient descent on all rows; layers for lengths between the
     paper's 16, 32 and 64 bits by interpolation. Features are centred and divided by one number, so that what the first
@@ -39,24 +42,10 @@ class DeepHashing(FeatureNetwork):
     name = "dh"
     supervised = False
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        lambda1: float = 100.0,
-        lambda2: float = 0.001,
-        lambda3: float = 0.001,
-        n_epochs: int | None = None,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.lambda1 = lambda1
-        self.lambda2 = lambda2
-        self.lambda3 = lambda3
-        self.n_epochs = n_epochs
-        self.features = features
-        self.random_state = random_state
+    lambda1: float = 100.0
+    lambda2: float = 0.001
+    lambda3: float = 0.001
+    epochs: int | None = None
 
     @property
     def _widths(self) -> list[int]:
@@ -76,7 +65,7 @@ class DeepHashing(FeatureNetwork):
         network = dense_layers([x.shape[1], *self._widths], nn.Tanh())
         start(network, x)
         loss = DeepHashingLoss(network, len(x), self.lambda1, self.lambda2, self.lambda3, self._alpha)
-        self._train(network, loss, x, labels, self.n_epochs)
+        self._train(network, loss, x, labels, self.epochs)
         return network
 
     @property
@@ -84,6 +73,7 @@ class DeepHashing(FeatureNetwork):
         return 0.0
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SupervisedDeepHashing(DeepHashing):
     """Deep hashing with labels ("SDH" in its paper, a name that Supervised Discrete Hashing has here).
 
@@ -95,7 +85,7 @@ class SupervisedDeepHashing(DeepHashing):
     Parameters
     ----------
     alpha : the paper's 1.
-    lambda1, lambda2, lambda3, n_epochs : as in DeepHashing.
+    lambda1, lambda2, lambda3, epochs : as in DeepHashing.
 
     Differences from the paper: as in DeepHashing; and the pairs are those of a batch.
     """
@@ -103,28 +93,7 @@ class SupervisedDeepHashing(DeepHashing):
     name = "dh-supervised"
     supervised = True
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        alpha: float = 1.0,
-        lambda1: float = 100.0,
-        lambda2: float = 0.001,
-        lambda3: float = 0.001,
-        n_epochs: int | None = None,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        super().__init__(
-            n_bits,
-            lambda1=lambda1,
-            lambda2=lambda2,
-            lambda3=lambda3,
-            n_epochs=n_epochs,
-            features=features,
-            random_state=random_state,
-        )
-        self.alpha = alpha
+    alpha: float = 1.0
 
     @property
     def _alpha(self) -> float:

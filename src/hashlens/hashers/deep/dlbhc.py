@@ -9,9 +9,6 @@ from torch.nn import functional as F
 
 from hashlens.data.labels import Labels
 from hashlens.hashers.deep.base import DeepHasher
-from hashlens.hashers.deep.training import Training
-
-DEFAULT_TRAINING = Training()
 
 
 class DLBHC(DeepHasher):
@@ -33,27 +30,6 @@ class DLBHC(DeepHasher):
     """
 
     name = "dlbhc"
-
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        head: str = "linear",
-        backbone: str = "auto",
-        weights: str | None = None,
-        image_size: int | None = None,
-        frozen_blocks: int | None = None,
-        training: Training = DEFAULT_TRAINING,
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.head = head
-        self.backbone = backbone
-        self.weights = weights
-        self.image_size = image_size
-        self.frozen_blocks = frozen_blocks
-        self.training = training
-        self.random_state = random_state
 
     def _loss(self, labels: Labels) -> nn.Module:
         return LatentClassifier(self.n_bits, labels.n_classes, self.random_state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -15,9 +15,8 @@ from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.deep.dtsh import quantisation_error
 from hashlens.hashers.deep.training import Training
 
-DEFAULT_TRAINING = Training()
 
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPSH(DeepHasher):
     """Deep supervised hashing with pairwise labels.
 
@@ -40,28 +39,7 @@ class DPSH(DeepHasher):
 
     name = "dpsh"
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        eta: float = 10.0,
-        head: str = "linear",
-        backbone: str = "auto",
-        weights: str | None = None,
-        image_size: int | None = None,
-        frozen_blocks: int | None = None,
-        training: Training = DEFAULT_TRAINING,
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.eta = eta
-        self.head = head
-        self.backbone = backbone
-        self.weights = weights
-        self.image_size = image_size
-        self.frozen_blocks = frozen_blocks
-        self.training = training
-        self.random_state = random_state
+    eta: float = 10.0
 
     @classmethod
     def published(cls, n_bits: int, n_train: int, **changes: Any) -> Self:

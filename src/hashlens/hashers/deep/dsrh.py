@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import nn
@@ -9,11 +11,9 @@ from torch import nn
 from hashlens.data.labels import Labels
 from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.deep.hinge import ranking_hinge
-from hashlens.hashers.deep.training import Training
-
-DEFAULT_TRAINING = Training()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DSRH(DeepHasher):
     """Deep semantic ranking based hashing.
 
@@ -38,30 +38,8 @@ class DSRH(DeepHasher):
 
     name = "dsrh"
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        rho: float | None = None,
-        alpha: float = 0.1,
-        head: str = "linear",
-        backbone: str = "auto",
-        weights: str | None = None,
-        image_size: int | None = None,
-        frozen_blocks: int | None = None,
-        training: Training = DEFAULT_TRAINING,
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.rho = rho
-        self.alpha = alpha
-        self.head = head
-        self.backbone = backbone
-        self.weights = weights
-        self.image_size = image_size
-        self.frozen_blocks = frozen_blocks
-        self.training = training
-        self.random_state = random_state
+    rho: float | None = None
+    alpha: float = 0.1
 
     def _loss(self, labels: Labels) -> nn.Module:
         return SemanticRanking(self.n_bits / 8 if self.rho is None else self.rho, self.alpha)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -22,9 +22,9 @@ from hashlens.progress import Progress
 # The authors' code draws 50 positives x 50 negatives x 9 other classes for a query. lambda = 100 weighs one picture's
 # quantisation error against the SUM over so many triplets; against their mean it is lambda / 22,500.
 TRIPLETS_PER_QUERY = 22_500
-DEFAULT_TRAINING = Training()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DTSH(DeepHasher):
     """Deep supervised hashing with triplet labels.
 
@@ -51,32 +51,9 @@ class DTSH(DeepHasher):
 
     name = "dtsh"
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        alpha: float | None = None,
-        lambda_: float = 100.0,
-        sampling: str = "in-batch",
-        head: str = "linear",
-        backbone: str = "auto",
-        weights: str | None = None,
-        image_size: int | None = None,
-        frozen_blocks: int | None = None,
-        training: Training = DEFAULT_TRAINING,
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.alpha = alpha
-        self.lambda_ = lambda_
-        self.sampling = sampling
-        self.head = head
-        self.backbone = backbone
-        self.weights = weights
-        self.image_size = image_size
-        self.frozen_blocks = frozen_blocks
-        self.training = training
-        self.random_state = random_state
+    alpha: float | None = None
+    lambda_: float = 100.0
+    sampling: str = "in-batch"
 
     @classmethod
     def published(cls, n_bits: int, n_train: int, **changes: Any) -> Self:

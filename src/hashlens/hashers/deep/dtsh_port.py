@@ -7,7 +7,7 @@ row in METHODS: it exists for the ablation that asks how much of the difference 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,11 @@ from torch.nn import functional as F
 
 from hashlens.data.labels import Labels, relevant
 from hashlens.hashers.deep.dtsh import (
-    DEFAULT_TRAINING,
     DTSH,
     TRIPLETS_PER_QUERY,
     BankTripletLikelihood,
     quantisation_error,
 )
-from hashlens.hashers.deep.training import Training
 
 DIFFERENCES = {
     1: "theta is u · u, not half of it",
@@ -35,6 +33,7 @@ DIFFERENCES = {
 }
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DTSHPort(DTSH):
     """DTSH with the two differences of its port that are no settings of DTSH.
 
@@ -54,38 +53,9 @@ class DTSHPort(DTSH):
 
     name = "dtsh-port"
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        product: float = 0.5,
-        own_positive: bool = False,
-        alpha: float | None = None,
-        lambda_: float = 100.0,
-        sampling: str = "published",
-        head: str = "linear",
-        backbone: str = "auto",
-        weights: str | None = None,
-        image_size: int | None = None,
-        frozen_blocks: int | None = None,
-        training: Training = DEFAULT_TRAINING,
-        random_state: int = 0,
-    ):
-        super().__init__(
-            n_bits,
-            alpha=alpha,
-            lambda_=lambda_,
-            sampling=sampling,
-            head=head,
-            backbone=backbone,
-            weights=weights,
-            image_size=image_size,
-            frozen_blocks=frozen_blocks,
-            training=training,
-            random_state=random_state,
-        )
-        self.product = product
-        self.own_positive = own_positive
+    product: float = 0.5
+    own_positive: bool = False
+    sampling: str = "published"
 
     def _loss(self, labels: Labels) -> nn.Module:
         if self.sampling == "in-batch":

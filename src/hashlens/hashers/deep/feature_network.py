@@ -26,7 +26,7 @@ class FeatureNetwork(ShallowHasher):
     The network's last module is a linear layer with one unit a bit: the code is the sign of what it gives.
     """
 
-    n_epochs: int | None
+    epochs: int | None
 
     mean_: np.ndarray  # (d,)
     scale_: np.ndarray  # (d,) or ()
@@ -41,8 +41,8 @@ class FeatureNetwork(ShallowHasher):
         raise NotImplementedError
 
     def _fit(self, X: np.ndarray, labels: Labels | None) -> None:
-        if self.n_epochs is not None and self.n_epochs < 1:
-            raise UsageError(f"n_epochs must be 1 or more, not {self.n_epochs}")
+        if self.epochs is not None and self.epochs < 1:
+            raise UsageError(f"epochs must be 1 or more, not {self.epochs}")
         prepare_cpu()
         self.mean_ = X.mean(0)
         scale = np.asarray(self._scale(X - self.mean_))
@@ -55,10 +55,10 @@ class FeatureNetwork(ShallowHasher):
         return torch.from_numpy(((X - self.mean_) / self.scale_).astype(np.float32))
 
     def _train(
-        self, network: nn.Module, loss: nn.Module, x: torch.Tensor, labels: Labels | None, n_epochs: int | None
+        self, network: nn.Module, loss: nn.Module, x: torch.Tensor, labels: Labels | None, epochs: int | None
     ) -> list[dict[str, float]]:
         """The training loop of all networks, on these rows."""
-        epochs = n_epochs or min(200, max(10, ROWS // len(x)))
+        epochs = epochs or min(200, max(10, ROWS // len(x)))
         how = Training(epochs, BATCH, lr=LEARNING_RATE, head_lr=LEARNING_RATE, weight_decay=0)
         inputs = FeatureInputs(x.numpy())
         return train(network, loss, inputs, labels, how, seed=self.random_state, device="cpu", precision="float32")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import nn
@@ -10,11 +12,9 @@ from hashlens.data.labels import Labels, relevant
 from hashlens.errors import UsageError
 from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.deep.hinge import ranking_hinge, squared_distances
-from hashlens.hashers.deep.training import Training
-
-DEFAULT_TRAINING = Training()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class NINH(DeepHasher):
     """Simultaneous feature learning and hash coding, also called DNNH.
 
@@ -40,32 +40,10 @@ class NINH(DeepHasher):
 
     name = "ninh"
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        margin: float = 1.0,
-        beta: float = 1.0,
-        epsilon: float = 0.5,
-        head: str = "divide-and-encode",
-        backbone: str = "auto",
-        weights: str | None = None,
-        image_size: int | None = None,
-        frozen_blocks: int | None = None,
-        training: Training = DEFAULT_TRAINING,
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.margin = margin
-        self.beta = beta
-        self.epsilon = epsilon
-        self.head = head
-        self.backbone = backbone
-        self.weights = weights
-        self.image_size = image_size
-        self.frozen_blocks = frozen_blocks
-        self.training = training
-        self.random_state = random_state
+    margin: float = 1.0
+    beta: float = 1.0
+    epsilon: float = 0.5
+    head: str = "divide-and-encode"
 
     def _loss(self, labels: Labels) -> nn.Module:
         if not 0 < self.epsilon <= 0.5:

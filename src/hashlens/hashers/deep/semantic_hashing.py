@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from hashlens.hashers.deep.feature_network import FeatureNetwork, dense_layers
 DEVIATION = 0.01  # of the weights that a machine starts with
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SemanticHashing(FeatureNetwork):
     """A deep autoencoder with noisy units in the middle.
 
@@ -28,7 +31,7 @@ class SemanticHashing(FeatureNetwork):
     ----------
     hidden : units of the layers between the features and the code.
     noise : deviation of the noise; the paper's 4.
-    n_pretraining_epochs, n_epochs : for each machine, and for the autoencoder; None: as many as show it a million rows,
+    pretraining_epochs, epochs : for each machine, and for the autoencoder; None: as many as show it a million rows,
         from 10 to 200. 0 for the machines is an autoencoder that starts at random.
 
     Differences from the paper: its features are counts of words, for which the lowest machine is a constrained Poisson
@@ -40,24 +43,10 @@ class SemanticHashing(FeatureNetwork):
     name = "semantic"
     supervised = False
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        hidden: tuple[int, ...] = (512, 256),
-        noise: float = 4.0,
-        n_pretraining_epochs: int | None = None,
-        n_epochs: int | None = None,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.hidden = hidden
-        self.noise = noise
-        self.n_pretraining_epochs = n_pretraining_epochs
-        self.n_epochs = n_epochs
-        self.features = features
-        self.random_state = random_state
+    hidden: tuple[int, ...] = (512, 256)
+    noise: float = 4.0
+    pretraining_epochs: int | None = None
+    epochs: int | None = None
 
     def _scale(self, X: np.ndarray) -> np.ndarray:
         return X.std(0)
@@ -70,8 +59,8 @@ class SemanticHashing(FeatureNetwork):
             raise UsageError(f"hidden layers must have 1 unit or more, not {self.hidden}")
         if self.noise < 0:
             raise UsageError(f"noise must not be negative, not {self.noise:g}")
-        if self.n_pretraining_epochs is not None and self.n_pretraining_epochs < 0:
-            raise UsageError(f"n_pretraining_epochs must not be negative, not {self.n_pretraining_epochs}")
+        if self.pretraining_epochs is not None and self.pretraining_epochs < 0:
+            raise UsageError(f"pretraining_epochs must not be negative, not {self.pretraining_epochs}")
         widths = [x.shape[1], *self.hidden, self.n_bits]
         encoder, decoder = dense_layers(widths, nn.Sigmoid()), dense_layers(widths[::-1], nn.Sigmoid())
         generator = torch.Generator().manual_seed(self.random_state)
@@ -80,14 +69,14 @@ class SemanticHashing(FeatureNetwork):
         values = x
         for i, (up, down) in enumerate(zip(layers, mirrored, strict=True)):
             machine = BoltzmannMachine(up, values, gaussian=i == 0, generator=generator)
-            if self.n_pretraining_epochs != 0:
-                self._train(nn.Sequential(up), machine, values, None, self.n_pretraining_epochs)
+            if self.pretraining_epochs != 0:
+                self._train(nn.Sequential(up), machine, values, None, self.pretraining_epochs)
             with torch.no_grad():
                 down.weight.copy_(up.weight.T)
                 down.bias.copy_(machine.visible_bias)
                 values = up(values).sigmoid()
         noise = self.noise * torch.randn(len(x), self.n_bits, generator=generator)
-        self._train(encoder, Reconstruction(decoder, x, noise), x, None, self.n_epochs)
+        self._train(encoder, Reconstruction(decoder, x, noise), x, None, self.epochs)
         return encoder
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy import sparse
 
@@ -15,6 +17,7 @@ from hashlens.hashers.shallow.anchor_graph import (
 )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AGH(AnchorGraphHasher):
     """Anchor graph hashing.
 
@@ -40,24 +43,9 @@ class AGH(AnchorGraphHasher):
     name = "agh"
     supervised = False
 
-    thresholds_: np.ndarray  # (2, second-layer bits): where the positive and the other side are cut
-
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        layers: int = 2,
-        n_anchors: int = 300,
-        n_nearest: int = 5,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.layers = layers
-        self.n_anchors = n_anchors
-        self.n_nearest = n_nearest
-        self.features = features
-        self.random_state = random_state
+    layers: int = 2
+    n_anchors: int = 300
+    n_nearest: int = 5
 
     def _learn_projection(self, Z: sparse.csr_array) -> np.ndarray:
         if self.layers not in (1, 2):

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, UsageError
+from hashlens.features import DEEP
 from hashlens.hashers.base import Hasher, is_features
 from hashlens.progress import Progress
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ShallowHasher(Hasher):
     """X may be features, a float array (n, d), or pictures, whose `features` are "gist" or those of a backbone."""
 
     takes: ClassVar[str] = "features"
 
-    features: str
+    features: str = DEEP
 
     def fit(self, X: Any, y: Any = None, *, progress: Progress | None = None, **how: Any) -> Self:
         """Learn from pictures or features X and, where the method is supervised, labels y."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numba import njit
 
@@ -14,6 +16,7 @@ TOLERANCE = 2e-5  # of the error, from sweep to sweep; in the released code a su
 ROUNDING = 1e-6  # costs nearer than this are equal, as those far below and far above all turning points always are
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BRE(LinearHasher):
     """Binary reconstructive embedding, unsupervised.
 
@@ -38,22 +41,9 @@ class BRE(LinearHasher):
     name = "bre"
     supervised = False
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        n_sample: int = 1000,
-        n_anchors: int = 50,
-        n_sweeps: int = 50,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.n_sample = n_sample
-        self.n_anchors = n_anchors
-        self.n_sweeps = n_sweeps
-        self.features = features
-        self.random_state = random_state
+    n_sample: int = 1000
+    n_anchors: int = 50
+    n_sweeps: int = 50
 
     def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
         for name, least in (("n_sample", 2), ("n_anchors", 1), ("n_sweeps", 0)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy import linalg
 
@@ -11,6 +13,7 @@ from hashlens.hashers.shallow.base import LinearHasher
 from hashlens.hashers.shallow.itq import quantising_rotation
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class CCAITQ(LinearHasher):
     """Iterative quantisation after canonical correlation analysis.
 
@@ -33,20 +36,8 @@ class CCAITQ(LinearHasher):
 
     name = "ccaitq"
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        rho: float = 1e-4,
-        n_iterations: int = 50,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.rho = rho
-        self.n_iterations = n_iterations
-        self.features = features
-        self.random_state = random_state
+    rho: float = 1e-4
+    n_iterations: int = 50
 
     def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
         assert labels is not None

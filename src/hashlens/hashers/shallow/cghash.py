@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy import linalg, optimize, sparse, special
 
@@ -15,6 +17,7 @@ LEAST_GAIN = 1e-3  # by which a new bit must break the condition of the dual pro
 MOST_DOUBLED = 1000  # times the C asked for
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class CGHash(LinearHasher):
     """Column generation hashing.
 
@@ -44,27 +47,10 @@ class CGHash(LinearHasher):
 
     name = "cghash"
 
-    bias_: np.ndarray  # (n_bits,)
-    bit_weights_: np.ndarray  # (n_bits,)
-
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        C: float = 30.0,
-        n_triplets: int = 10,
-        n_starts: int = 2,
-        n_iterations: int = 20,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.C = C
-        self.n_triplets = n_triplets
-        self.n_starts = n_starts
-        self.n_iterations = n_iterations
-        self.features = features
-        self.random_state = random_state
+    C: float = 30.0
+    n_triplets: int = 10
+    n_starts: int = 2
+    n_iterations: int = 20
 
     def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
         assert labels is not None

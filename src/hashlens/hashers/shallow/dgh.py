@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy import linalg, sparse
 
@@ -13,6 +15,7 @@ STEPS = 300  # steps at most of one B-step
 TOLERANCE = 1e-6  # of the objective, relative, from turn to turn
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DGH(AnchorGraphHasher):
     """Discrete graph hashing.
 
@@ -39,26 +42,11 @@ class DGH(AnchorGraphHasher):
     name = "dgh"
     supervised = False
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        rho: float = 1.0,
-        rotate: bool = True,
-        n_iterations: int = 20,
-        n_anchors: int = 300,
-        n_nearest: int = 3,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.rho = rho
-        self.rotate = rotate
-        self.n_iterations = n_iterations
-        self.n_anchors = n_anchors
-        self.n_nearest = n_nearest
-        self.features = features
-        self.random_state = random_state
+    rho: float = 1.0
+    rotate: bool = True
+    n_iterations: int = 20
+    n_anchors: int = 300
+    n_nearest: int = 3
 
     def _learn_projection(self, Z: sparse.csr_array) -> np.ndarray:
         if self.rho < 0:

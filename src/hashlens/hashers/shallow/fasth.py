@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy import sparse
 
@@ -16,6 +18,7 @@ BLOCK = 512  # rows that a thread takes at once; their bytes stay in the cache
 MAX_DEPTH = 8  # a tree has 2^depth leaves
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FastH(ShallowHasher):
     """Fast supervised hashing with decision trees.
 
@@ -42,32 +45,11 @@ class FastH(ShallowHasher):
 
     name = "fasth"
 
-    edges_: np.ndarray  # (d, 255)
-    feature_: np.ndarray  # (n_bits, n_trees, nodes)
-    threshold_: np.ndarray  # (n_bits, n_trees, nodes)
-    leaf_: np.ndarray  # (n_bits, n_trees, nodes + 1)
-    vote_: np.ndarray  # (n_bits, n_trees)
-
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        n_partners: int = 100,
-        n_sweeps: int = 2,
-        n_trees: int = 200,
-        depth: int = 4,
-        n_candidates: int = 200,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.n_partners = n_partners
-        self.n_sweeps = n_sweeps
-        self.n_trees = n_trees
-        self.depth = depth
-        self.n_candidates = n_candidates
-        self.features = features
-        self.random_state = random_state
+    n_partners: int = 100
+    n_sweeps: int = 2
+    n_trees: int = 200
+    depth: int = 4
+    n_candidates: int = 200
 
     def _fit(self, X: np.ndarray, labels: Labels | None) -> None:
         assert labels is not None  # the base class has seen to it

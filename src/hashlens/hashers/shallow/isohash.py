@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy import linalg
 
@@ -11,6 +13,7 @@ from hashlens.hashers.shallow.base import LinearHasher
 from hashlens.hashers.shallow.itq import principal_directions
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class IsoHash(LinearHasher):
     """Isotropic hashing by lift and projection.
 
@@ -31,18 +34,7 @@ class IsoHash(LinearHasher):
     name = "isohash"
     supervised = False
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        n_iterations: int = 1000,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.n_iterations = n_iterations
-        self.features = features
-        self.random_state = random_state
+    n_iterations: int = 1000
 
     def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
         if self.n_iterations < 0:

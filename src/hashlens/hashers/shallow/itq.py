@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy import linalg
 
@@ -10,6 +12,7 @@ from hashlens.errors import UsageError
 from hashlens.hashers.shallow.base import LinearHasher
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ITQ(LinearHasher):
     """Iterative quantisation.
 
@@ -29,18 +32,7 @@ class ITQ(LinearHasher):
     name = "itq"
     supervised = False
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        n_iterations: int = 50,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.n_iterations = n_iterations
-        self.features = features
-        self.random_state = random_state
+    n_iterations: int = 50
 
     def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
         if self.n_iterations < 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy import linalg, sparse
 
@@ -14,6 +16,7 @@ TOLERANCE = 1e-2  # a step that changes the smoothed cost by less than this for 
 MAX_CURVATURE = 2.0**50
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class KSH(KernelHasher):
     """Supervised hashing with kernels.
 
@@ -38,20 +41,8 @@ class KSH(KernelHasher):
 
     name = "ksh"
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        n_anchors: int = 1000,
-        n_iterations: int = 50,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.n_anchors = n_anchors
-        self.n_iterations = n_iterations
-        self.features = features
-        self.random_state = random_state
+    n_anchors: int = 1000
+    n_iterations: int = 50
 
     def _learn_projection(self, X: np.ndarray, K: np.ndarray, labels: Labels | None) -> np.ndarray:
         assert labels is not None

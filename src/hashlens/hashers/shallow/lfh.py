@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy import linalg
 from scipy.special import expit
@@ -12,6 +14,7 @@ from hashlens.hashers.shallow.base import LinearHasher
 from hashlens.hashers.shallow.itq import principal_directions
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LFH(LinearHasher):
     """Latent factor hashing.
 
@@ -37,22 +40,9 @@ class LFH(LinearHasher):
 
     name = "lfh"
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        beta: float = 30.0,
-        lambda_: float = 100.0,
-        n_iterations: int = 50,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.beta = beta
-        self.lambda_ = lambda_
-        self.n_iterations = n_iterations
-        self.features = features
-        self.random_state = random_state
+    beta: float = 30.0
+    lambda_: float = 100.0
+    n_iterations: int = 50
 
     def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
         assert labels is not None

@@ -24,10 +24,5 @@ class LSH(LinearHasher):
     name = "lsh"
     supervised = False
 
-    def __init__(self, n_bits: int = 48, *, features: str = "efficientnet-lite0", random_state: int = 0):
-        self.n_bits = n_bits
-        self.features = features
-        self.random_state = random_state
-
     def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
         return np.random.default_rng(self.random_state).standard_normal((X.shape[1], self.n_bits))

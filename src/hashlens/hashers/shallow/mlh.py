@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from hashlens.data.labels import Labels
@@ -12,6 +14,7 @@ PAIRS_PER_ROW = 20  # of an epoch; the 100,000 pairs of the authors' code at 5,0
 TRIES = 20  # to draw a dissimilar pair
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class MLH(LinearHasher):
     """Minimal loss hashing.
 
@@ -43,30 +46,13 @@ class MLH(LinearHasher):
 
     name = "mlh"
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        rho: float = 0.25,
-        lambda_: float = 1.0,
-        n_epochs: int = 10,
-        batch_size: int = 100,
-        learning_rate: float = 0.3,
-        momentum: float = 0.9,
-        weight_decay: float = 1e-3,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.rho = rho
-        self.lambda_ = lambda_
-        self.n_epochs = n_epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.momentum = momentum
-        self.weight_decay = weight_decay
-        self.features = features
-        self.random_state = random_state
+    rho: float = 0.25
+    lambda_: float = 1.0
+    n_epochs: int = 10
+    batch_size: int = 100
+    learning_rate: float = 0.3
+    momentum: float = 0.9
+    weight_decay: float = 1e-3
 
     def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
         assert labels is not None

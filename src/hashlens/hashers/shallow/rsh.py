@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy import linalg
 
@@ -13,6 +15,7 @@ from hashlens.hashers.shallow.ksh import label_groups
 TINY = 1e-6
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RSH(LinearHasher):
     """Ranking-based supervised hashing.
 
@@ -37,18 +40,7 @@ class RSH(LinearHasher):
 
     name = "rsh"
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        lambda_: float = 1.0,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.lambda_ = lambda_
-        self.features = features
-        self.random_state = random_state
+    lambda_: float = 1.0
 
     def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
         assert labels is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy import linalg
 
@@ -10,6 +12,7 @@ from hashlens.errors import UsageError
 from hashlens.hashers.shallow.base import KernelHasher
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SDH(KernelHasher):
     """Supervised discrete hashing.
 
@@ -36,32 +39,13 @@ class SDH(KernelHasher):
 
     name = "sdh"
 
-    bias_: np.ndarray  # (n_bits,)
-
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        n_anchors: int = 1000,
-        width: float = 1 / 3,
-        lambda_: float = 1.0,
-        nu: float = 1e-5,
-        ridge: float = 1e-2,
-        n_iterations: int = 5,
-        n_sweeps: int = 10,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.n_anchors = n_anchors
-        self.width = width
-        self.lambda_ = lambda_
-        self.nu = nu
-        self.ridge = ridge
-        self.n_iterations = n_iterations
-        self.n_sweeps = n_sweeps
-        self.features = features
-        self.random_state = random_state
+    n_anchors: int = 1000
+    width: float = 1 / 3
+    lambda_: float = 1.0
+    nu: float = 1e-5
+    ridge: float = 1e-2
+    n_iterations: int = 5
+    n_sweeps: int = 10
 
     def _choose_width(self, squared: np.ndarray) -> float:
         return self.width * super()._choose_width(squared)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy import linalg
 
@@ -12,6 +14,7 @@ RHO = 2.0  # the width of S; with rows in the unit ball |2 x . y / RHO| <= 1, wh
 BLOCK = 10_000  # rows of P that are in memory at a time
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SGH(KernelHasher):
     """Scalable graph hashing with feature transformation.
 
@@ -33,18 +36,7 @@ class SGH(KernelHasher):
     name = "sgh"
     supervised = False
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        n_anchors: int = 300,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.n_anchors = n_anchors
-        self.features = features
-        self.random_state = random_state
+    n_anchors: int = 300
 
     def _learn_projection(self, X: np.ndarray, K: np.ndarray, labels: Labels | None) -> np.ndarray:
         X = onto_unit_sphere(X)

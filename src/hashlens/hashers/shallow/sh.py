@@ -29,13 +29,6 @@ class SH(LinearHasher):
     name = "sh"
     supervised = False
 
-    phases_: np.ndarray  # (n_bits,)
-
-    def __init__(self, n_bits: int = 48, *, features: str = "efficientnet-lite0", random_state: int = 0):
-        self.n_bits = n_bits
-        self.features = features
-        self.random_state = random_state
-
     def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
         directions = principal_directions(X, min(self.n_bits, X.shape[1]))
         along = X @ directions

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from hashlens.data.labels import Labels
@@ -13,6 +15,7 @@ SAMPLE = 1000  # rows whose neighbours are looked for
 BLOCK = 100  # of them at a time: distances to 59,000 rows take 47 MB
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SIKH(LinearHasher):
     """Locality sensitive hashing for shift-invariant kernels, also called SKLSH.
 
@@ -35,21 +38,7 @@ class SIKH(LinearHasher):
     name = "sikh"
     supervised = False
 
-    phases_: np.ndarray  # (n_bits,)
-    thresholds_: np.ndarray  # (n_bits,)
-
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        gamma: float | None = None,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.gamma = gamma
-        self.features = features
-        self.random_state = random_state
+    gamma: float | None = None
 
     def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
         if self.gamma is not None and not 0 < self.gamma < np.inf:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy import linalg
 
@@ -13,6 +15,7 @@ from hashlens.threads import blocks
 BLOCK = 256  # rows of pairs at once: temporary arrays stay small
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SPLH(LinearHasher):
     """Sequential projection learning for hashing.
 
@@ -43,22 +46,9 @@ class SPLH(LinearHasher):
 
     name = "splh"
 
-    def __init__(
-        self,
-        n_bits: int = 48,
-        *,
-        alpha: float = 1.0,
-        eta: float = 0.01,
-        n_labelled: int = 5_000,
-        features: str = "efficientnet-lite0",
-        random_state: int = 0,
-    ):
-        self.n_bits = n_bits
-        self.alpha = alpha
-        self.eta = eta
-        self.n_labelled = n_labelled
-        self.features = features
-        self.random_state = random_state
+    alpha: float = 1.0
+    eta: float = 0.01
+    n_labelled: int = 5_000
 
     def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
         assert labels is not None
