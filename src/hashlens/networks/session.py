@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -20,5 +21,6 @@ def one_core_session(model: bytes | str) -> Callable[[np.ndarray], np.ndarray]:
     try:
         session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own errors have no common class
-        raise ValueError(f"the ONNX model cannot be read: {str(error).splitlines()[0]}") from error
+        what = Path(model).name if isinstance(model, str) else "the ONNX model"
+        raise ValueError(f"{what} cannot be read: {str(error).splitlines()[0]}") from error
     return lambda batch: session.run(None, {"input": batch})[0]
