@@ -1,0 +1,63 @@
+"""The committed comparisons: runs the commands below that have no file in benchmarks/results/comparison yet.
+
+    python -m benchmarks.comparisons [NAME ...]
+
+Cells are kept in bench/NAME, so that what was stopped goes on. The comparison on MIRFLICKR-25K needs its folder in the
+variable MIRFLICKR and is passed over without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent / "results" / "comparison"
+CELLS = Path("bench")
+
+TABLE1 = "sh,itq,splh,lfh,sdh,ksh,fasth"
+NETWORKS = "dtsh,dpsh,ninh,cnnh,dsrh,dsch,drsch,dlbhc,classifier"
+QUICK = "lsh,sikh,sh,bre,itq,isohash,agh,dgh,sgh,ccaitq,splh,lfh,sdh,rsh"
+SLOW = "mlh,ksh,fasth,cghash"
+MIRFLICKR = "mirflickr25k"
+
+# name of the result: arguments of hashlens compare
+RUNS = {
+    "cifar10-gist": ["cifar10", "--methods", QUICK, "--features", "gist", "--seeds", "3"],
+    "cifar10-gist-slow": ["cifar10", "--methods", SLOW, "--features", "gist"],
+    "cifar10-gist-networks": ["cifar10", "--methods", "semantic,dh,dh-supervised", "--features", "gist"],
+    "cifar10-deep": ["cifar10", "--methods", f"lsh,{TABLE1}", "--features", "deep"],
+    "cifar10-resnet50": ["cifar10", "--methods", TABLE1, "--features", "resnet50@112"],
+    "cifar10-networks": ["cifar10", "--methods", NETWORKS],
+    "cifar10-2-networks": ["cifar10", "--methods", "dtsh,dpsh", "--protocol", "cifar10-2", "--bits", "16,24,32,48"],
+    "mirflickr": [MIRFLICKR, "--methods", f"{NETWORKS},{QUICK},{SLOW},semantic,dh,dh-supervised", "--features", "deep"],
+}
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(RUNS)
+    if unknown := [name for name in names if name not in RUNS]:
+        sys.exit(f"error: there is no comparison {unknown[0]}; choose from {', '.join(RUNS)}")
+    for name in names:
+        if (HERE / f"{name}.json").exists():
+            print(f"{name} is there", flush=True)
+            continue
+        command = ["hashlens", "compare", *RUNS[name]]
+        place = os.environ.get("MIRFLICKR", "")
+        if MIRFLICKR in command and not place:
+            print(f"{name} needs the folder of MIRFLICKR-25K in the variable MIRFLICKR: passed over", flush=True)
+            continue
+        print(" ".join(command), flush=True)
+        arguments = [place if word == MIRFLICKR else word for word in command[1:]]
+        out = CELLS / name
+        subprocess.run([sys.executable, "-m", "hashlens", *arguments, "--out", f"{out}"], check=True)
+        result = json.loads((out / "result.json").read_text(encoding="utf-8")) | {"command": " ".join(command)}
+        text = json.dumps(result, indent=1)
+        text = text.replace(place, MIRFLICKR) if place else text
+        (HERE / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
