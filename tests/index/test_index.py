@@ -1,5 +1,9 @@
 """The embedded index: its answers against plain numpy, ties, removal, ids, filters, and what it refuses."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -46,6 +50,24 @@ def test_nearest_is_that_of_numpy(n_bits, threads, rng, monkeypatch):
     for k in (1, 10, 700, 1500, 1600):
         assert_same(index.search(query, k), expected(query, database, np.arange(1500), k))
     assert_same(index.search(query[0], 5), expected(query[0], database, np.arange(1500), 5))
+
+
+def test_on_a_machine_without_the_look_up_instruction(tmp_path):
+    """Compiled for any machine of its kind, it finds the same."""
+    code = """
+import numpy as np
+from hashlens import Codes
+from hashlens.index import HammingIndex, nibbles
+rng = np.random.default_rng(0)
+database, query = (Codes.from_relaxed(rng.normal(size=(n, 48))) for n in (700, 40))
+index = HammingIndex(48)
+index.add(database)
+wanted = np.sort((query.signs()[:, None] != database.signs()).sum(2), axis=1)[:, :9]
+print(np.array_equal(index.search(query, 9)[0], wanted), nibbles.AVAILABLE)
+"""
+    own = {"NUMBA_CPU_NAME": "generic", "NUMBA_CACHE_DIR": f"{tmp_path}"}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | own, capture_output=True, text=True)
+    assert done.stdout == "True False\n", done.stderr
 
 
 @pytest.mark.parametrize("n_bits", LENGTHS)

@@ -17,7 +17,7 @@ from hashlens.index import scan
 from hashlens.index.tables import Tables
 from hashlens.threads import blocks, in_threads, n_threads
 
-QUERIES = 64  # that pass over a part of the database while it is in the cache
+QUERIES = 256  # that pass over a part of the database while it is in the cache
 MANY = 32  # parts; with more, a search would spend its time between them
 SPARE = 256  # places beyond k, so that what is kept is seldom sorted out
 

@@ -2,74 +2,22 @@
 
 A database is an array (n_words, n) of uint64, as `hamming.by_word` makes it, or a memory map of such an array. It is
 read once, in order and in small runs. For most runs all that is found out is that no code in it is near enough, which
-takes a few vector instructions for four codes; only the others are looked at code by code. For many queries, tiles of
-the database are first turned so that the bytes of a code stand apart: then a vector instruction counts the bits of 32
-codes, and none is spent on the unused bits of a word.
+takes a few vector instructions for four codes; only the others are looked at code by code. For many queries, where the
+machine can (nibbles.py), tiles of the database are first turned so that a few instructions do for 32 codes.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
 from hashlens.hamming import _popcount
+from hashlens.index import nibbles
+from hashlens.index.nibbles import RUN
 
-# codes looked at together: with more, each near one costs much; with fewer, the loop itself does
-RUN = 128
 TILE = 16_384  # codes that stay in the cache while all queries of a block pass over them
 NOTHING = np.empty(0, np.bool_)  # as `alive`: everything is
-MANY = 16  # queries from which on turning a tile pays
-TURNED_BITS = 127  # of the longest code that is turned: a distance less a limit must fit in a signed byte
-
-
-def _count_differing_bits(typing: Any, a: Any, b: Any) -> Any:
-    """How many bits of two bytes differ. Numba's own count is one of 64 bits, with vectors of an eighth as many."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        byte = ir.IntType(8)
-        count = builder.module.declare_intrinsic("llvm.ctpop", [byte])
-        return builder.call(count, [builder.xor(*arguments)])
-
-    return types.uint8(types.uint8, types.uint8), generate
-
-
-_differing_bits: Any = intrinsic(_count_differing_bits)
-
-
-@njit(nogil=True, cache=True)
-def _turn(database: np.ndarray, start: int, stop: int, planes: np.ndarray) -> None:
-    """planes[b, j] becomes byte b of code start + j."""
-    for b in range(len(planes)):
-        words, shift, plane = database[b // 8][start:stop], np.uint64(8 * (b % 8)), planes[b]
-        for j in range(len(words)):
-            plane[j] = np.uint8(words[j] >> shift)
-
-
-@njit(nogil=True, cache=True)
-def _any_below_turned(
-    query: np.ndarray, planes: np.ndarray, start: int, stop: int, limit: int, far: np.ndarray
-) -> bool:
-    """As `_any_below`, for planes (n_bytes, n) and the bytes of a query; `far` is room for a run."""
-    far = far[: stop - start]
-    first, byte = planes[0][start:stop], query[0]
-    for j in range(len(far)):
-        far[j] = _differing_bits(first[j], byte)
-    for b in range(1, len(query) - 1, 2):
-        one, two, byte, second = planes[b][start:stop], planes[b + 1][start:stop], query[b], query[b + 1]
-        for j in range(len(far)):
-            far[j] += _differing_bits(one[j], byte) + _differing_bits(two[j], second)
-    if len(query) % 2 == 0:
-        last, byte = planes[len(query) - 1][start:stop], query[len(query) - 1]
-        for j in range(len(far)):
-            far[j] += _differing_bits(last[j], byte)
-    found, less = np.uint8(0), np.uint8(limit)
-    for j in range(len(far)):
-        found |= far[j] - less
-    return bool(found & np.uint8(128))
+MANY = 16  # queries from which on it pays to turn a tile into nibbles
 
 
 @njit(nogil=True, cache=True)
@@ -119,23 +67,21 @@ def nearest(
     for i in range(len(queries)):
         limits[i] = _kth(counts[i], k)
     n_bits = counts.shape[1] - 1
-    turned = len(queries) >= MANY and n_bits <= TURNED_BITS
-    query_bytes = np.empty((len(queries), (n_bits + 7) // 8), np.uint8)
-    for b in range(query_bytes.shape[1]):
-        for i in range(len(queries)):
-            query_bytes[i, b] = np.uint8(queries[i, b // 8] >> np.uint64(8 * (b % 8)))
-    planes = np.empty((query_bytes.shape[1], TILE if turned else 0), np.uint8)
-    far = np.empty(RUN, np.uint8)
+    turned = nibbles.AVAILABLE and len(queries) >= MANY and n_bits <= nibbles.LONGEST
+    n_nibbles = 2 * ((n_bits + 7) // 8)
+    planes = np.empty((TILE // RUN if turned else 0, n_nibbles, RUN), np.uint8)
+    tables = np.empty((len(queries) if turned else 0, n_nibbles, 16), np.uint8)
+    nibbles.look_ups(queries, tables)
     for tile in range(begin, end, TILE):
         tile_end = min(tile + TILE, end)
         if turned:
-            _turn(database, tile, tile_end, planes)
+            nibbles.turn(database, tile, planes[: (tile_end - tile) // RUN])
         for i in range(len(queries)):
             query = queries[i]
             for start in range(tile, tile_end, RUN):
                 stop = min(start + RUN, tile_end)
-                if turned:
-                    near = _any_below_turned(query_bytes[i], planes, start - tile, stop - tile, limits[i], far)
+                if turned and stop - start == RUN:
+                    near = nibbles.any_below(planes, (start - tile) // RUN, tables, i, limits[i])
                 else:
                     near = _any_below(query, database, start, stop, limits[i])
                 if not near:
