@@ -21,7 +21,7 @@ from hashlens.progress import Progress
 from hashlens.runs import machine, versions
 from hashlens.threads import blocks
 
-KINDS = ("efficientnet-lite0@128", "resnet50@128")  # as large as the copy of the pictures that hashing papers share
+KINDS = ("efficientnet-lite0@112", "resnet50@112")  # the copy that was used has 128 pixels a side
 OUT = Path(__file__).parent / "results" / "features" / "mirflickr.json"
 
 

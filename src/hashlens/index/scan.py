@@ -23,15 +23,18 @@ MANY = 16  # queries from which on it pays to turn a tile into nibbles
 @njit(nogil=True, cache=True)
 def _any_below(query: np.ndarray, database: np.ndarray, start: int, stop: int, limit: int) -> bool:
     """Whether a code of database[:, start:stop] is nearer than `limit`: the sign bit of (distance - limit), or-ed."""
-    found = np.int64(0)
+    found, first, second = np.int64(0), np.uint64(0), np.uint64(1)  # an index without a sign cannot be negative
     if len(query) == 1:
-        word, codes = query[0], database[0][start:stop]  # a slice, so that no index can be negative
-        for j in range(len(codes)):
-            found |= np.int64(_popcount(word ^ codes[j])) - limit
+        word = query[0]
+        for j in range(start, stop):
+            found |= np.int64(_popcount(word ^ database[first, np.uint64(j)])) - limit
     elif len(query) == 2:
-        word, second, codes, more = query[0], query[1], database[0][start:stop], database[1][start:stop]
-        for j in range(len(codes)):
-            found |= np.int64(_popcount(word ^ codes[j]) + _popcount(second ^ more[j])) - limit
+        word, more = query[0], query[1]
+        for j in range(start, stop):
+            place = np.uint64(j)
+            found |= (
+                np.int64(_popcount(word ^ database[first, place]) + _popcount(more ^ database[second, place])) - limit
+            )
     else:
         for j in range(start, stop):
             found |= _distance(query, database, j) - limit
@@ -40,9 +43,9 @@ def _any_below(query: np.ndarray, database: np.ndarray, start: int, stop: int, l
 
 @njit(nogil=True, cache=True, inline="always")
 def _distance(query: np.ndarray, database: np.ndarray, j: int) -> int:
-    distance = np.uint64(0)
+    distance, place = np.uint64(0), np.uint64(j)
     for w in range(len(query)):
-        distance += _popcount(query[w] ^ database[w, j])
+        distance += _popcount(query[w] ^ database[np.uint64(w), place])
     return np.int64(distance)  # type: ignore[return-value]  # compiled
 
 
