@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import hashlens
-from hashlens import cli_index, cli_search
-from hashlens.cli_options import COLUMN, FROM_FILE, JSON, QUIET, SEED, TABLES, interruptible
+from hashlens import cli_compare, cli_index, cli_search
+from hashlens.cli_options import COLUMN, FROM_FILE, JSON, QUIET, SEED, TABLES, given, interruptible, open_source_of
 from hashlens.errors import HashlensError, StorageError, UsageError
 from hashlens.progress import Progress
 
@@ -31,6 +31,7 @@ data_app = typer.Typer(help="Look at data before training.", no_args_is_help=Tru
 app.add_typer(data_app, name="data")
 app.add_typer(cli_index.app, name="index")
 app.add_typer(cli_search.app)
+app.add_typer(cli_compare.app)
 
 
 def main() -> None:
@@ -177,22 +178,22 @@ def train(
             "features": features,
             "image_size": image_size,
             "frozen_blocks": frozen_blocks,
-            "training": _given(training) or None,
+            "training": given(training) or None,
         }
         columns = {"path": path_column, "labels": label_column, "split": split_column, "separator": separator}
         asked = {
             "triplets": None if triplets is None else str(triplets),
             "preset": preset,
             "quirk": quirk,
-            "columns": _given(columns) or None,
+            "columns": given(columns) or None,
         }
-        params = {"n_bits": bits, "random_state": seed} | _given(params)
-        config = _config(source, protocol, seed, method, params) | _given(asked)
+        params = {"n_bits": bits, "random_state": seed} | given(params)
+        config = _config(source, protocol, seed, method, params) | given(asked)
         out = out or Path("runs") / f"{Path(source).resolve().name}-{method}-{bits}"
         if (out / "result.json").exists():
             raise UsageError(f"{out} holds a finished run; choose another --out or remove that folder")
     _make(config)  # wrong options are found before any work
-    result = _run(_open(config, from_file, progress), config, out, progress)
+    result = _run(open_source_of(config, from_file, progress), config, out, progress)
     _finish(result, out, as_json, f"hashlens encode path/to/pictures --model {out / 'model'} --out codes")
 
 
@@ -244,136 +245,6 @@ def features(
     print(json.dumps(result) if as_json else f"{len(found):,} rows of {found.shape[1]} features in {out}")
 
 
-@app.command()
-def compare(
-    source: Annotated[str, typer.Argument(help="cifar10, digits, a table (.csv) of paths and labels, or a folder.")],
-    methods: Annotated[str, typer.Option(help="Between commas; see: hashlens methods")],
-    bits: Annotated[str, typer.Option(help="Lengths of the codes, between commas.")] = "12,24,32,48",
-    features: Annotated[
-        str, typer.Option(help="For methods on features: gist, deep (efficientnet-lite0), nuswide-1134 or a backbone.")
-    ] = "deep",
-    seeds: Annotated[int, typer.Option(help="How many: 0, 1 and so on, of the methods; the split stays.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder of the comparison.  [default: comparisons/SOURCE]")] = None,
-    protocol: Annotated[
-        str | None,
-        typer.Option(help="cifar10-1, cifar10-2, nuswide-1 or nuswide-2 (the paper's), mirflickr, unseen, or split."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
-    backbone: Annotated[str | None, typer.Option(help="For methods that train a network.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Weights of that backbone, such as imagenet-vgg-f.mat.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Pixels a side, for methods that train a network.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training pictures, for the same.")] = None,
-    path_column: COLUMN = None,
-    label_column: COLUMN = None,
-    split_column: COLUMN = None,
-    separator: Annotated[str | None, typer.Option(help="Between the labels of a picture.", **TABLES)] = None,
-    from_file: FROM_FILE = None,
-    as_json: JSON = False,
-    quiet: QUIET = False,
-) -> None:
-    """Compare methods by MAP, beside printed numbers: tables, plots and a report. What is finished is kept."""
-    from hashlens import comparison
-    from hashlens.comparison_tables import as_text
-
-    progress = Progress(quiet)
-    columns = {"path": path_column, "labels": label_column, "split": split_column, "separator": separator}
-    config = {"source": source} | _given({"columns": _given(columns) or None})
-    settings: dict[str, Any] = {
-        "backbone": backbone,
-        "weights": None if weights is None else str(weights),
-        "image_size": image_size,
-    }
-    if epochs is not None:
-        from hashlens.hashers.deep.training import Training
-
-        settings["training"] = Training(epochs=epochs)
-    out = out or Path("comparisons") / Path(source).resolve().name
-    with interruptible() as stop:
-        result = comparison.compare(
-            _open(config, from_file, progress),
-            protocol,
-            _listed(methods),
-            _lengths(bits),
-            _listed(features),
-            seeds,
-            out,
-            split_seed=seed,
-            settings=_given(settings),
-            commands=[" ".join(["hashlens", *sys.argv[1:]])],
-            progress=progress,
-            stop=stop,
-        )
-    print(json.dumps(result) if as_json else as_text(result))
-    if not result["n_finished"]:
-        raise typer.Exit(1)
-    if not as_json:
-        print(f"report   {out / 'report.html'}\ntables   {out}/table.csv, table.md, table.tex")
-
-
-def _listed(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _lengths(text: str) -> list[int]:
-    try:
-        return [int(word) for word in _listed(text)]
-    except ValueError as error:
-        raise UsageError(f"--bits takes whole numbers between commas, such as 12,24,32,48, not {text}") from error
-
-
-@app.command()
-def reproduce(
-    target: Annotated[
-        str, typer.Argument(help="table1, table2, table3, alpha, lambda, train-size, examples, port, unseen, or all.")
-    ],
-    scale: Annotated[
-        str, typer.Option(help="smoke: minutes, on digits, to see that it works; small: hours; full: days.")
-    ] = "small",
-    out: Annotated[Path, typer.Option(help="Folder for tables, figures and pages.")] = Path("repro"),
-    bits: Annotated[str | None, typer.Option(help="Other lengths for the tables, between commas.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Another number of seeds.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Other passes over the training pictures.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="Of all methods that train a network.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Weights of that backbone, such as imagenet-vgg-f.mat.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Pixels a side, for the same.")] = None,
-    nuswide: Annotated[Path | None, typer.Option(help="Folder of NUS-WIDE as published.")] = None,
-    mirflickr: Annotated[Path | None, typer.Option(help="Folder of MIRFLICKR-25K, which stands in for it.")] = None,
-    from_file: FROM_FILE = None,
-    as_json: JSON = False,
-    quiet: QUIET = False,
-) -> None:
-    """Rebuild tables and figures of the paper beside its printed numbers. What is finished is kept."""
-    from hashlens import reproduction
-
-    settings = {
-        "backbone": backbone,
-        "weights": None if weights is None else str(weights),
-        "image_size": image_size,
-    }
-    with interruptible() as stop:
-        result = reproduction.reproduce(
-            target,
-            scale,
-            out,
-            bits=None if bits is None else _lengths(bits),
-            seeds=seeds,
-            epochs=epochs,
-            settings=_given(settings),
-            nuswide=nuswide,
-            mirflickr=mirflickr,
-            from_file=from_file,
-            commands=[" ".join(["hashlens", *sys.argv[1:]])],
-            progress=Progress(quiet),
-            stop=stop,
-        )
-    if as_json:
-        print(json.dumps(result))
-        return
-    for outcome in result["outcomes"]:
-        print(outcome["sentence"])
-    print(f"page     {out / 'REPRODUCTION.md'}\nreport   {out / 'report.html'}\ntables   {out / 'tables'}")
-
-
 @data_app.command()
 def check(
     source: Annotated[str, typer.Argument(help="cifar10, digits, a table (.csv) of paths and labels, or a folder.")],
@@ -414,7 +285,7 @@ def methods(as_json: JSON = False) -> None:
         return
     for name, method in METHODS.items():
         labels = "labels" if method.supervised else "no labels"
-        print(f"{name:<10} {labels:<10} {method.takes:<9} {method.summary} ({method.paper})")
+        print(f"{name:<14} {labels:<10} {method.takes:<9} {method.summary} ({method.paper})")
 
 
 @app.command()
@@ -433,24 +304,6 @@ def doctor(as_json: JSON = False) -> None:
 
 def _config(source: str, protocol: str | None, seed: int, method: str, params: dict[str, Any]) -> dict[str, Any]:
     return {"source": source, "protocol": protocol, "seed": seed, "method": method, "params": params}
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _open(config: dict[str, Any], from_file: Path | None, progress: Progress) -> Source:
-    from hashlens.data import open_source
-    from hashlens.runs import columns_of
-
-    return open_source(
-        config["source"],
-        from_file=from_file,
-        progress=progress.say,
-        columns=columns_of(config),
-        quirk=config.get("quirk"),
-        labelled="triplets" not in config,
-    )
 
 
 def _make(config: dict[str, Any], n_train: int = 5_000) -> Hasher:

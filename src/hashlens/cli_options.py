@@ -7,9 +7,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from hashlens.progress import Progress
+
+if TYPE_CHECKING:
+    from hashlens.data import Source
 
 JSON = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
@@ -38,3 +43,23 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield lambda: asked
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """Those options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def open_source_of(config: dict[str, Any], from_file: Path | None, progress: Progress) -> Source:
+    """What a run's configuration names."""
+    from hashlens.data import open_source
+    from hashlens.runs import columns_of
+
+    return open_source(
+        config["source"],
+        from_file=from_file,
+        progress=progress.say,
+        columns=columns_of(config),
+        quirk=config.get("quirk"),
+        labelled="triplets" not in config,
+    )
