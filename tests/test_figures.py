@@ -11,7 +11,7 @@ from PIL import Image
 
 from hashlens.figures import (
     CELL,
-    DPI,
+    DPI_OF_PICTURES,
     FOOT,
     GAP,
     HEAD,
@@ -47,7 +47,7 @@ def dots(path: Path, mode: str = "L") -> np.ndarray:
 def cell(figure: np.ndarray, rank: int) -> np.ndarray:
     """The neighbour of that rank in the first row, with its frame and the text below."""
     left, top = PAD + CELL + GAP + rank * (CELL + PAD) - PAD // 2, HEAD - PAD // 2
-    scale = DPI // 100
+    scale = DPI_OF_PICTURES // 100
     return figure[top * scale : (top + ROW) * scale, left * scale : (left + CELL + PAD) * scale]
 
 
@@ -56,8 +56,8 @@ def test_retrieval_figure_has_a_row_for_each_query(tmp_path: Path) -> None:
     retrieval_figure([row([True] * 8), row([False] * 5)], path, title="Two queries")
     figure = dots(path)
     width, height = PAD + CELL + GAP + 8 * (CELL + PAD), HEAD + 2 * ROW + FOOT
-    assert figure.shape == (height * DPI // 100, width * DPI // 100)
-    scale = DPI // 100
+    assert figure.shape == (height * DPI_OF_PICTURES // 100, width * DPI_OF_PICTURES // 100)
+    scale = DPI_OF_PICTURES // 100
     assert figure[: HEAD * scale].min() < 100, "the title is drawn"
     assert figure[-FOOT * scale :].min() < 100, "the legend is drawn"
     for rank in range(8):
@@ -75,7 +75,7 @@ def test_right_and_wrong_differ_without_colour(tmp_path: Path) -> None:
     right, wrong, again = (cell(figure, rank) < 160 for rank in range(3))
     assert np.array_equal(right, again)
 
-    scale = DPI // 100
+    scale = DPI_OF_PICTURES // 100
     line = (PAD // 2 - 2) * scale  # the middle of the frame's upper side
     upper_right, upper_wrong = (part[line, PAD * scale : CELL * scale] for part in (right, wrong))
     assert upper_right.all(), "the frame of a right picture is one line"

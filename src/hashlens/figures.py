@@ -62,6 +62,7 @@ GAP = 30  # between the query and its neighbours
 ROW = CELL + 54  # a picture and two lines of text
 HEAD, FOOT = 62, 40
 DPI = 200
+DPI_OF_PICTURES = 100  # a hundred pictures, sharp enough on any screen, in a file that can be sent
 
 
 def retrieval_figure(rows: list[Neighbours], path: Path, *, title: str) -> None:
@@ -79,7 +80,7 @@ def draw_retrieval(rows: list[Neighbours], *, title: str) -> Figure:
     # Never so narrow that the legend is cut off.
     width = max(PAD + CELL + GAP + widest * (CELL + PAD), 640)
     height = HEAD + len(rows) * ROW + FOOT
-    figure = Figure(figsize=(width / 100, height / 100), dpi=DPI, facecolor="white")
+    figure = Figure(figsize=(width / 100, height / 100), dpi=DPI_OF_PICTURES, facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
@@ -128,7 +129,7 @@ def _picture(axes: Axes, image: Image, left: float, top: float) -> None:
     from PIL import Image as images
     from PIL import ImageOps
 
-    dots = CELL * DPI // 100
+    dots = CELL * DPI_OF_PICTURES // 100
     # Lanczos makes a soft photograph of 32x32 dots; nearest makes a mosaic that is harder to recognise.
     square = ImageOps.pad(image.convert("RGB"), (dots, dots), images.Resampling.LANCZOS, color="white")
     place = (left, left + CELL, top + CELL, top)
