@@ -32,7 +32,9 @@ RUNS = {
     "cifar10-resnet50": ["cifar10", "--methods", TABLE1, "--features", "resnet50@112"],
     "cifar10-networks": ["cifar10", "--methods", NETWORKS],
     "cifar10-2-networks": ["cifar10", "--methods", "dtsh,dpsh", "--protocol", "cifar10-2", "--bits", "16,24,32,48"],
-    "mirflickr": [MIRFLICKR, "--methods", f"{NETWORKS},{QUICK},{SLOW},semantic,dh,dh-supervised", "--features", "deep"],
+    "mirflickr": [MIRFLICKR, "--methods", "dtsh,itq,lsh", "--features", "deep"],
+    "mirflickr-shallow": [MIRFLICKR, "--methods", f"{QUICK},{SLOW},semantic,dh,dh-supervised", "--features", "deep"],
+    "mirflickr-networks": [MIRFLICKR, "--methods", NETWORKS],
 }
 
 
