@@ -18,9 +18,19 @@ from numba.extending import intrinsic
 
 RUN = 128  # codes looked at together
 LONGEST = 127  # bits: a distance less a limit must fit in a signed byte
-# a user may have told numba to compile for other machines than this one
-FOR_THIS_CPU = not (os.environ.get("NUMBA_CPU_NAME") or os.environ.get("NUMBA_CPU_FEATURES"))
-AVAILABLE = FOR_THIS_CPU and bool(binding.get_host_cpu_features().get("avx2"))
+
+
+def _has_avx2() -> bool:
+    """Not where a user has told numba to compile for other machines than this one."""
+    if os.environ.get("NUMBA_CPU_NAME") or os.environ.get("NUMBA_CPU_FEATURES"):
+        return False
+    try:
+        return bool(binding.get_host_cpu_features().get("avx2"))
+    except RuntimeError:  # LLVM cannot tell here
+        return False
+
+
+AVAILABLE = _has_avx2()
 
 
 @njit(nogil=True, cache=True)
