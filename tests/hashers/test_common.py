@@ -18,15 +18,19 @@ SMALL = {  # for methods that have a training loop, grow many trees, or draw som
     "n_trees": 30,
     "n_anchors": 60,
     "hidden": (24,),
-    "epochs": 150,
+    "epochs": 10,
     "pretraining_epochs": 5,
     "noise": 1.0,
 }
 
 
-def make(name, **params):
+LEARNING = SMALL | {"epochs": 150}  # where it matters that something is learnt
+TINY = SMALL | {"training": Training(epochs=1), "n_trees": 2, "n_epochs": 1, "epochs": 1}  # where nothing is learnt
+
+
+def make(name, settings=SMALL, **params):
     parameters = inspect.signature(hashlens.hashers.hasher_class(name)).parameters
-    return make_hasher(name, **{k: v for k, v in SMALL.items() if k in parameters}, n_bits=12, **params)
+    return make_hasher(name, **{k: v for k, v in settings.items() if k in parameters}, n_bits=12, **params)
 
 
 def map_of(codes, y):
@@ -123,7 +127,7 @@ def check_labels(name, X, y):
         assert make(name).fit(X, 3 - y).encode(X).equals(codes)
         return
     assert make(name).fit(X, np.array(list("abcd"))[y]).encode(X).equals(codes)
-    sets = make(name).fit(X, np.eye(4, dtype=int)[y]).encode(X)
+    sets = make(name, LEARNING).fit(X, np.eye(4, dtype=int)[y]).encode(X)
     assert map_of(sets, y) > 0.6
     with pytest.raises(UsageError, match="learns from labels"):
         make(name).fit(X)
@@ -168,7 +172,7 @@ def check_save_then_load(name, X, y, folder):
 
 def check_map_beats_chance(name, X, y):
     rng = np.random.default_rng(1)
-    own = map_of(make(name).fit(X[50:], y[50:]).encode(X), y)  # the queries are the first 50 rows
+    own = map_of(make(name, LEARNING).fit(X[50:], y[50:]).encode(X), y)  # the queries are the first 50 rows
     chance = map_of(Codes.from_relaxed(rng.normal(size=(200, 12))), y)
     assert chance < 0.35 and own > chance + 0.2
     if METHODS[name].supervised:
@@ -215,7 +219,7 @@ def expected_failures(hasher):
 
 
 @parametrize_with_checks(
-    [make(name).set_params(n_bits=4) for name in METHODS],
+    [make(name, TINY).set_params(n_bits=4) for name in METHODS],
     expected_failed_checks=expected_failures,
     xfail_strict=True,
 )
@@ -235,7 +239,7 @@ def apart():
 def test_clusters_far_apart(name, apart):
     """Supervised methods get them right, the others beat codes by chance (whose MAP is about 1/4)."""
     X, y = apart
-    own = map_of(make(name).set_params(n_bits=16).fit(X[100:], y[100:]).encode(X), y)
+    own = map_of(make(name, LEARNING).set_params(n_bits=16).fit(X[100:], y[100:]).encode(X), y)
     assert own > (0.95 if METHODS[name].supervised else 0.45)
 
 
@@ -245,7 +249,7 @@ def test_awkward_rows(name, clusters):
     X, y = clusters
     X = np.hstack([X, np.full((200, 2), 7.0)])
     X[100:150] = X[50:100]  # some pictures twice, now and then with another label
-    codes = make(name).fit(X, y).encode(X)
+    codes = make(name, LEARNING).fit(X, y).encode(X)
     assert len(np.unique(codes.packed, axis=0)) > 3
     assert codes[100:150].equals(codes[50:100])
     few = make(name).fit(X[:20], y[:20])  # fewer rows than anchors, and hardly more than bits
