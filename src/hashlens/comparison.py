@@ -40,7 +40,7 @@ from hashlens.codes import Codes
 from hashlens.data import make_protocol
 from hashlens.data.protocols import Protocol
 from hashlens.errors import HashlensError, MismatchError, Stopped, StorageError, UsageError
-from hashlens.features import GIST, picture_features
+from hashlens.features import DEEP, GIST, backbone_of, picture_features
 from hashlens.files import replacing, require_room, storage_errors, write_csv, write_json, write_text
 from hashlens.hashers import hasher_class
 from hashlens.progress import Progress, duration
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from hashlens.hashers.base import Hasher
     from hashlens.report import Plot
 
-ALIASES = {"deep": "efficientnet-lite0"}
 NUSWIDE = "nuswide-1134"  # features that are read from the data set's own files, not computed from pictures
 MEANS = ("map", "map_tie_aware", "precision_radius_2", "empty_radius_2")
 
@@ -201,7 +200,7 @@ def _plan(
     settings: Mapping[str, Any],
 ) -> dict[Cell, Hasher]:
     """Every cell with its hasher, those that share features together; wrong use is found here, before any work."""
-    kinds = list(dict.fromkeys(ALIASES.get(kind, kind) for kind in features))
+    kinds = list(dict.fromkeys(backbone_of(kind) for kind in features))
     classes = {name: variant.hasher_class for name, variant in variants.items()}
     parameters = {method: signature(cls).parameters for method, cls in classes.items()}
     on_features = [method for method, cls in classes.items() if cls.takes == "features"]
@@ -243,7 +242,7 @@ def _require_features(kind: str) -> None:
             feature_size(kind)
     except UsageError as error:
         raise UsageError(
-            f"there are no features '{kind}'; choose {GIST}, deep (which is {ALIASES['deep']}), {NUSWIDE}, or one of"
+            f"there are no features '{kind}'; choose {GIST}, deep (which is {DEEP}), {NUSWIDE}, or one of"
             f" {', '.join(NETWORKS)}, also with a size such as resnet50@112"
         ) from error
 
