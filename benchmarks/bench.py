@@ -42,6 +42,17 @@ def seconds(work: Callable[[], object], repeats: int = 3) -> float:
     return min(times)
 
 
+def by_turns(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """The best of several of each, one after the other, so that a slow moment of the machine is everybody's."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds + 1):
+        for name, work in works.items():
+            start = time.perf_counter()
+            work()
+            times[name].append(time.perf_counter() - start)
+    return {name: min(taken[1:]) for name, taken in times.items()}  # the first was to warm up
+
+
 def show(what: str, ours: float, usual: float, limit: str) -> None:
     print(
         f"{what}\n  ours {ours:.4g} s, usual {usual:.4g} s: {usual / ours:.1f} times as fast\n  limit: {limit}",

@@ -32,7 +32,11 @@ def n_threads() -> int:
 
 def in_threads(work: Callable[[Part], Any], parts: Iterable[Part]) -> None:
     """work(part) for all parts. Not to be called from within `work`: its threads would wait for each other."""
-    list(_pool(n_threads()).map(work, parts))  # list, so that an exception in a thread is raised here
+    parts = list(parts)
+    if len(parts) == 1:  # to wake a thread and wait for it would only take time
+        work(parts[0])
+    else:
+        list(_pool(n_threads()).map(work, parts))  # list, so that an exception in a thread is raised here
 
 
 def shares(n: int) -> list[slice]:

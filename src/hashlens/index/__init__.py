@@ -238,6 +238,10 @@ def _nearest(
 
 def _merge(shares: list[tuple[np.ndarray, np.ndarray]], distances: np.ndarray, ids: np.ndarray) -> None:
     """The nearest of all shares, each sorted; equal distances by id."""
+    if len(shares) == 1:
+        (d, i), k = shares[0], shares[0][0].shape[1]
+        distances[:, :k], ids[:, :k] = d, i
+        return
     k = min(distances.shape[1], sum(d.shape[1] for d, _ in shares))
     d = np.concatenate([d for d, _ in shares], axis=1)
     i = np.concatenate([i for _, i in shares], axis=1)

@@ -2,8 +2,9 @@
 
 A database is an array (n_words, n) of uint64, as `hamming.by_word` makes it, or a memory map of such an array. It is
 read once, in order and in small runs. For most runs all that is found out is that no code in it is near enough, which
-takes a few vector instructions for four codes; only the others are looked at code by code. For many queries, where the
-machine can (nibbles.py), tiles of the database are first turned so that a few instructions do for 32 codes.
+takes a few vector instructions for four codes (words.py where the machine has them, else numba's); only the others are
+looked at code by code. For many queries, where the machine can (nibbles.py), tiles of the database are first turned so
+that a few instructions do for 32 codes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from hashlens.hamming import _popcount
-from hashlens.index import nibbles
+from hashlens.index import nibbles, words
 from hashlens.index.nibbles import RUN
 
 TILE = 16_384  # codes that stay in the cache while all queries of a block pass over them
@@ -39,6 +40,16 @@ def _any_below(query: np.ndarray, database: np.ndarray, start: int, stop: int, l
         for j in range(start, stop):
             found |= _distance(query, database, j) - limit
     return bool(found < 0)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _near(query: np.ndarray, database: np.ndarray, start: int, stop: int, limit: int) -> bool:
+    """The same, in the quickest way."""
+    if words.AVAILABLE and stop - start == RUN and len(query) <= words.LONGEST:
+        near = words.smallest(database, start, query) < limit
+    else:
+        near = _any_below(query, database, start, stop, limit)
+    return near
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -86,7 +97,7 @@ def nearest(
                 if turned and stop - start == RUN:
                     near = nibbles.any_below(planes, (start - tile) // RUN, tables, i, limits[i])
                 else:
-                    near = _any_below(query, database, start, stop, limits[i])
+                    near = _near(query, database, start, stop, limits[i])
                 if not near:
                     continue
                 for j in range(start, stop):
@@ -141,7 +152,7 @@ def count_within(query: np.ndarray, database: np.ndarray, alive: np.ndarray, rad
     found = 0
     for start in range(0, database.shape[1], RUN):
         stop = min(start + RUN, database.shape[1])
-        if _any_below(query, database, start, stop, radius + 1):
+        if _near(query, database, start, stop, radius + 1):
             for j in range(start, stop):
                 found += _distance(query, database, j) <= radius and (len(alive) == 0 or alive[j])
     return found
@@ -155,7 +166,7 @@ def fill_within(
     found = 0
     for start in range(0, database.shape[1], RUN):
         stop = min(start + RUN, database.shape[1])
-        if _any_below(query, database, start, stop, radius + 1):
+        if _near(query, database, start, stop, radius + 1):
             for j in range(start, stop):
                 distance = _distance(query, database, j)
                 if distance <= radius and (len(alive) == 0 or alive[j]):
