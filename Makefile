@@ -11,7 +11,7 @@ demo: $(READY)        ## train DTSH on CIFAR-10, print MAP, write hashlens-demo/
 
 test: $(READY)        ## formatting, lint, types and all tests
 	$(MAKE) check
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist loadfile
 
 check: $(READY)       ## formatting, lint and types
 	$(BIN)/ruff format --check src tests benchmarks

@@ -1,17 +1,20 @@
 """Speed of search and encoding as ratios, in one process, against faiss and against a plain torch loop.
 
-    python -m benchmarks.search_bench [single] [batch] [radius] [cold] [encode]
+    python -m benchmarks.search_bench [--write] [single] [batch] [radius] [cold] [encode]
 
-One thread unless said. The limit of a scan is the memory: what one thread reads when it only adds the numbers up.
+With --write the figures also go to benchmarks/results/speed.json, from which a table of docs is made. One thread unless
+said. The limit of a scan is the memory: what one thread reads when it only adds the numbers up.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,9 @@ from numba import njit
 from benchmarks.bench import by_turns, seconds
 from hashlens.codes import Codes
 from hashlens.index import HammingIndex
+from hashlens.runs import machine
+
+FILE = Path(__file__).parent / "results" / "speed.json"
 
 
 def random_codes(n: int, n_bits: int, seed: int = 0) -> Codes:
@@ -56,7 +62,24 @@ def _read(words: np.ndarray) -> int:
     return total
 
 
-def single() -> None:
+@dataclass(frozen=True)
+class Measured:
+    """What was measured, of ours and of the usual way, and what more there is to say."""
+
+    what: str
+    ours: str
+    usual: str
+    ratio: float | None  # how many times as fast ours is
+    remark: str = ""
+
+    def __str__(self) -> str:
+        ratio = "" if self.ratio is None else f": {self.ratio:,.1f} times as fast"
+        usual = f", {self.usual}" if self.usual else ""
+        remark = f"\n  {self.remark}" if self.remark else ""
+        return f"{self.what}\n  ours {self.ours}{usual}{ratio}{remark}"
+
+
+def single() -> Measured:
     """Exact top 100 of one query in 20 million codes of 64 bits."""
     database, query = random_codes(20_000_000, 64), random_codes(5, 64, 1)
     index = HammingIndex(64)
@@ -78,16 +101,17 @@ def single() -> None:
     ours, limit = times.pop("ours"), times.pop("limit")
     best = min(times, key=times.__getitem__)
     size = words.nbytes / 1e9
-    print(
-        f"one query, exact top 100 of 20 million codes of 64 bits, 1 thread\n"
-        f"  ours {ours * 1e3:.1f} ms ({size / ours:.1f} GB/s), faiss {times[best] * 1e3:.1f} ms ({best},"
-        f" {size / times[best]:.1f} GB/s): {times[best] / ours:.1f} times as fast\n"
-        f"  limit: this thread reads {size / limit:.1f} GB/s; ours is at {limit / ours:.0%} of it",
-        flush=True,
+    return Measured(
+        "one query, exact top 100 of 20 million codes of 64 bits, 1 thread",
+        f"{ours * 1e3:.1f} ms ({size / ours:.1f} GB/s)",
+        f"faiss {times[best] * 1e3:.1f} ms ({best}, {size / times[best]:.1f} GB/s)",
+        times[best] / ours,
+        f"this thread reads {size / limit:.1f} GB/s: ours is at {limit / ours:.0%} of that limit, which is"
+        f" {times[best] / limit:.1f} times faiss",
     )
 
 
-def batch() -> None:
+def batch() -> Measured:
     """Exact top 100 of 1,000 queries in a million codes of 48 bits."""
     database, query = random_codes(1_000_000, 48), random_codes(1_000, 48, 1)
     index = HammingIndex(48)
@@ -104,14 +128,15 @@ def batch() -> None:
     )
     ours = times.pop("ours")
     best = min(times.values())
-    print(
-        f"1,000 queries, exact top 100 of a million codes of 48 bits, 1 thread\n"
-        f"  ours {1000 / ours:,.0f} queries/s, faiss {1000 / best:,.0f}: {best / ours:.1f} times as fast",
-        flush=True,
+    return Measured(
+        "1,000 queries, exact top 100 of a million codes of 48 bits, 1 thread",
+        f"{1000 / ours:,.0f} queries/s",
+        f"faiss {1000 / best:,.0f} queries/s",
+        best / ours,
     )
 
 
-def radius() -> None:
+def radius() -> Measured:
     """Everything within 2 bits, in 10 million codes of 64 bits: tables against the scan."""
     database = random_codes(10_000_000, 64)
     query = database[np.arange(0, 10_000_000, 1_000_000)]
@@ -123,15 +148,15 @@ def radius() -> None:
     looked_up = index.within(query, 2)
     assert all(np.array_equal(a[1], b[1]) for a, b in zip(plain, looked_up, strict=True)), "results differ"
     quick = seconds(lambda: index.within(query, 2), 20) / len(query)
-    print(
-        f"within 2 bits, 10 million codes of 64 bits, 1 thread\n"
-        f"  tables {quick * 1e6:.0f} microseconds a query, scan {scanned * 1e3:.1f} ms:"
-        f" {scanned / quick:,.0f} times as fast",
-        flush=True,
+    return Measured(
+        "within 2 bits, 10 million codes of 64 bits, 1 thread",
+        f"tables {quick * 1e6:.0f} µs a query",
+        f"our scan {scanned * 1e3:.1f} ms",
+        scanned / quick,
     )
 
 
-def cold() -> None:
+def cold() -> Measured:
     """A new process opens an index of a million codes and answers its first query."""
     import pyarrow as pa
 
@@ -152,13 +177,19 @@ def cold() -> None:
             done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
             times.append(time.perf_counter() - start)
         assert done.stdout == "photos/0000017.jpg\n", done.stdout
-    print(f"a new process opens a million codes and answers: {min(times[1:]):.2f} s (the very first {times[0]:.2f} s)")
+    return Measured(
+        "a new process opens a million codes and answers its first query",
+        f"{min(times[1:]):.2f} s",
+        "",
+        None,
+        f"{times[0]:.2f} s the very first time, when loops are compiled",
+    )
 
 
-def encode(n: int = 1_000) -> None:
+def encode(n: int = 1_000) -> Measured:
     """JPEG files to codes: ours against a torch DataLoader and the same network, both on all cores."""
     import torch
-    from PIL import Image
+    from PIL import Image, ImageOps
     from torch.utils.data import DataLoader, Dataset
 
     from hashlens.hashers.deep.dtsh import DTSH
@@ -181,12 +212,8 @@ def encode(n: int = 1_000) -> None:
 
             def __getitem__(self, i: int) -> torch.Tensor:
                 image = Image.open(paths[i]).convert("RGB")
-                scale = size / min(image.size)
-                image = image.resize(
-                    (round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC
-                )
-                left, top = (image.width - size) // 2, (image.height - size) // 2
-                return torch.from_numpy(np.asarray(image.crop((left, top, left + size, top + size))).copy())
+                square = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+                return torch.from_numpy(np.asarray(square).copy())
 
         def usual() -> np.ndarray:
             loader = DataLoader(Files(), batch_size=64, num_workers=n_threads())
@@ -196,23 +223,34 @@ def encode(n: int = 1_000) -> None:
         usual_time = seconds(usual, 2)  # before ours, which changes how the process gets its memory
         ours_time = seconds(lambda: hasher.encode(paths), 2)
         equal = (hasher.encode(paths).signs() > 0) == usual()
-    print(
-        f"{n:,} JPEG files of 640 x 480, {hasher.backbone_} at {size} pixels, {n_threads()} threads\n"
-        f"  ours {n / ours_time:.0f} pictures/s, DataLoader and eager torch {n / usual_time:.0f}:"
-        f" {usual_time / ours_time:.1f} times as fast ({equal.mean():.2%} of the bits equal)",
-        flush=True,
+    return Measured(
+        f"{n:,} JPEG files of 640 x 480, {hasher.backbone_} at {size} pixels, {n_threads()} threads",
+        f"{n / ours_time:.0f} pictures/s",
+        f"a torch DataLoader and eager torch {n / usual_time:.0f} pictures/s",
+        usual_time / ours_time,
+        f"{equal.mean():.2%} of the bits equal",
     )
 
 
 PARTS = {"single": single, "batch": batch, "radius": radius, "cold": cold, "encode": encode}
 
-if __name__ == "__main__":
-    chosen = sys.argv[1:] or list(PARTS)
+
+def main() -> None:
+    chosen = [name for name in sys.argv[1:] if name != "--write"] or list(PARTS)
     if unknown := [name for name in chosen if name not in PARTS]:
         sys.exit(f"error: there is no part {unknown[0]}; choose from {', '.join(PARTS)}")
+    figures = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     for name in chosen:
         if name != "encode":
             os.environ["HASHLENS_THREADS"] = "1"
         else:
             os.environ.pop("HASHLENS_THREADS", None)
-        PARTS[name]()
+        measured = PARTS[name]()
+        print(measured, flush=True)
+        figures[name] = asdict(measured) | {"cpu": machine()["cpu"]}
+    if "--write" in sys.argv:
+        FILE.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -25,7 +25,7 @@ SETTINGS = {"cifar10-1": "CIFAR-10, setting 1", "cifar10-2": "CIFAR-10, setting 
 
 
 def load() -> dict[str, dict[str, Any]]:
-    paths = sorted(RESULTS.glob("*.json"))
+    paths = sorted(RESULTS.glob("cifar10-*.json"))
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
@@ -35,7 +35,7 @@ def dtsh() -> str:
         "| protocol | bits | network | pixels | MAP | tie-aware | paper (CNN-F) | time, cores | command |",
         "|---|---:|---|---:|---:|---:|---:|---:|---|",
     ]
-    own = [r for name, r in load().items() if name.startswith("cifar10-") and not name.endswith(VARIANTS)]
+    own = [r for name, r in load().items() if not name.endswith(VARIANTS)]
     for result in sorted(own, key=lambda r: (r["protocol"]["name"], r["image_size"], r["n_bits"])):
         paper = f"{result['paper']['map']:.3f}" if result["paper"] else "–"
         rows.append(
@@ -102,6 +102,15 @@ def tie_aware(name: str, *chosen: str) -> str:
     return "\n".join(rows)
 
 
+def speed() -> str:
+    """What `python -m benchmarks.search_bench --write` measured."""
+    rows = ["| what | ours | the usual way | times as fast | |", "|---|---:|---:|---:|---|"]
+    for found in json.loads((RESULTS / "speed.json").read_text(encoding="utf-8")).values():
+        ratio = "" if found["ratio"] is None else f"**{found['ratio']:,.1f}**"
+        rows.append(f"| {found['what']} | {found['ours']} | {found['usual']} | {ratio} | {found['remark']} |")
+    return "\n".join(rows)
+
+
 def _time(result: dict[str, Any]) -> str:
     return f"{duration(result['seconds']['total'])}, {result['machine']['threads']}"
 
@@ -113,6 +122,7 @@ TABLES = {
     "comparison": comparison,
     "tie-aware": tie_aware,
     "methods": methods,
+    "speed": speed,
 }
 
 
