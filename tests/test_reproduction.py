@@ -40,7 +40,7 @@ def smoke(tmp_path_factory, session_cache):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HASHLENS_CACHE", str(session_cache))
         patch.setenv("HASHLENS_OFFLINE", "1")
-        return out, reproduce("all", "smoke", out, commands=[COMMAND])
+        return out, reproduce("all", "smoke", out, command=COMMAND)
 
 
 def rows_of(path):
@@ -120,7 +120,7 @@ def test_the_same_command_again_computes_nothing(smoke, monkeypatch, capsys):
         raise AssertionError("a finished cell is computed again")
 
     monkeypatch.setattr(comparison, "_compute", compute)
-    assert reproduce("all", "smoke", out, commands=[COMMAND], progress=Progress()) == result
+    assert reproduce("all", "smoke", out, command=COMMAND, progress=Progress()) == result
     assert {path: path.read_bytes() for path in (out / "tables").iterdir()} == before
     said = capsys.readouterr().err
     assert "together about 0 s" in said and "rough" in said, "only what is missing is counted"
@@ -150,22 +150,32 @@ def test_what_is_kept_of_a_cell_gives_its_map(smoke):
 def test_stop_and_go_on(tmp_path, smoke):
     out = tmp_path / "out"
     cells = out / "comparisons" / "smoke-digits-1" / "cells"
-    reproduce("alpha", "smoke", out, commands=["first"])
+    reproduce("alpha", "smoke", out, command="first")
     n = len(list(cells.iterdir()))
 
     with pytest.raises(Stopped):
-        reproduce("lambda", "smoke", out, commands=["second"], stop=lambda: len(list(cells.iterdir())) > n)
+        reproduce("lambda", "smoke", out, command="second", stop=lambda: len(list(cells.iterdir())) > n)
     assert len(list(cells.iterdir())) == n + 1
     text = (out / "REPRODUCTION.md").read_text()
     assert "## Margin alpha" in text and "## Weight lambda" not in text, "what is finished is shown"
-    reproduce("lambda", "smoke", out, commands=["second"])
+    reproduce("lambda", "smoke", out, command="second")
     text = (out / "REPRODUCTION.md").read_text()
     assert "## Margin alpha" in text and "## Weight lambda" in text
+    assert "```\nfirst\n```" in text and "```\nsecond\n```" in text, "each with its own command"
     for name in ("alpha", "lambda"):
         assert (out / "tables" / f"{name}.csv").read_text() == (smoke[0] / "tables" / f"{name}.csv").read_text()
 
 
+def test_some_methods_of_a_table(tmp_path):
+    reproduce("table3", "smoke", tmp_path, methods=["dpsh", "dtsh"])
+    ours, theirs = (rows_of(tmp_path / "tables" / f"table3-{name}.csv") for name in ("digits-2", "nuswide-2"))
+    for rows in (ours, theirs):
+        assert [row["method"] for row in rows] == ["dtsh", "dpsh"]
+
+
 def test_wrong_use_is_one_sentence(tmp_path):
+    with pytest.raises(UsageError, match="no method 'dtsj'"):
+        reproduce("table3", "smoke", tmp_path, methods=["dtsh", "dtsj"])
     with pytest.raises(UsageError, match="no target 'table9'; choose one of table1"):
         reproduce("table9", "smoke", tmp_path)
     with pytest.raises(UsageError, match="no scale 'huge'; choose one of smoke, small, full"):

@@ -96,6 +96,9 @@ def reproduce(
         str, typer.Option(help="smoke: minutes, on digits, to see that it works; small: hours; full: days.")
     ] = "small",
     out: Annotated[Path, typer.Option(help="Folder for tables, figures and pages.")] = Path("repro"),
+    methods: Annotated[
+        str | None, typer.Option(help="Only these methods of the tables, between commas: they take time.")
+    ] = None,
     bits: Annotated[str | None, typer.Option(help="Other lengths for the tables, between commas.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Another number of seeds.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Other passes over the training pictures.")] = None,
@@ -123,6 +126,7 @@ def reproduce(
             target,
             scale,
             out,
+            methods=_listed(methods or ""),
             bits=None if bits is None else _lengths(bits),
             seeds=seeds,
             epochs=epochs,
@@ -130,7 +134,7 @@ def reproduce(
             nuswide=nuswide,
             mirflickr=mirflickr,
             from_file=from_file,
-            commands=[" ".join(["hashlens", *sys.argv[1:]])],
+            command=" ".join(["hashlens", *sys.argv[1:]]),
             progress=Progress(quiet),
             stop=stop,
         )

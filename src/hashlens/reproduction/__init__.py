@@ -15,6 +15,7 @@ stopped.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ def reproduce(
     scale: str,
     out: Path,
     *,
+    methods: Sequence[str] = (),
     bits: Sequence[int] | None = None,
     seeds: int | None = None,
     epochs: int | None = None,
@@ -40,15 +42,17 @@ def reproduce(
     nuswide: Path | None = None,
     mirflickr: Path | None = None,
     from_file: Path | None = None,
-    commands: Sequence[str] = (),
+    command: str = "",
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Run a target, or "all", at a scale and write tables, figures and the page to `out`; gives its result.json.
 
-    `bits`, `seeds` and `epochs` replace those of the scale; `settings` are parameters of the methods that train a
-    network, such as backbone.
+    `methods` are those of the tables to run, if not all of them; `bits`, `seeds` and `epochs` replace those of the
+    scale; `settings` are parameters of the methods that train a network, such as backbone. `command` is what to type to
+    get the same again.
     """
+    from hashlens.hashers import hasher_class
     from hashlens.reproduction import targets
     from hashlens.reproduction.data import Data
     from hashlens.reproduction.parts import Runner
@@ -59,28 +63,30 @@ def reproduce(
         raise UsageError(f"there is no target '{target}'; choose one of {', '.join(TARGETS)} or {ALL}")
     progress = progress or Progress(quiet=True)
     chosen = choose_scale(scale, bits, seeds, epochs)
-    plan = targets.Plan(Data(chosen, nuswide, mirflickr, from_file, progress.say), chosen)
+    for method in methods:
+        hasher_class(method)  # or an error that names those that there are
+    plan = targets.Plan(Data(chosen, nuswide, mirflickr, from_file, progress.say), chosen, methods)
     runner = Runner(chosen, out, dict(settings or {}), progress, stop)
     names = TARGETS if target == ALL else (target,)
     _tell_time(names, plan, runner)
     try:
         for name in names:
             progress.say(f"{name}, scale {chosen.name}")
-            section = targets.TARGETS[name](plan, runner)
+            section = replace(targets.TARGETS[name](plan, runner), command=command)
             save_section(section, out)
             for outcome in section.outcomes:
                 progress.say(f"  {outcome}")
     finally:  # what is finished is shown also if this is stopped or fails
         sections = finished_sections(out)
         if sections:
-            result = write(out, sections, commands)
+            result = write(out, sections)
     return result
 
 
-def write(out: Path, sections: Sequence[Section], commands: Sequence[str]) -> dict[str, Any]:
+def write(out: Path, sections: Sequence[Section]) -> dict[str, Any]:
     from hashlens.reproduction.page import write_pages
 
-    return write_pages(out, sections, commands)
+    return write_pages(out, sections)
 
 
 def finished_sections(out: Path) -> list[Section]:

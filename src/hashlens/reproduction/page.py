@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ SCALES = {
 TITLE = "The paper again"
 
 
-def write_pages(out: Path, sections: Sequence[Section], commands: Sequence[str]) -> dict[str, Any]:
+def write_pages(out: Path, sections: Sequence[Section]) -> dict[str, Any]:
     """Write everything that is made of all sections; gives what is in result.json."""
-    environment = {"versions": versions(), "machine": machine(), "commands": list(commands)}
+    environment = {"versions": versions(), "machine": machine()}
+    commands = list(dict.fromkeys(section.command for section in sections if section.command))
     splits = {section.target: section.splits for section in sections}
-    write_json(out / "env.json", environment | {"splits": splits})
+    write_json(out / "env.json", environment | {"commands": commands, "splits": splits})
     result = {
         "scales": {section.target: section.scale for section in sections},
         "outcomes": [
@@ -39,30 +40,30 @@ def write_pages(out: Path, sections: Sequence[Section], commands: Sequence[str])
         "figures": [f"figures/{drawing.name}.svg" for section in sections for drawing in section.drawings],
     }
     write_json(out / "result.json", result)
-    write_text(out / "REPRODUCTION.md", markdown(sections, commands))
+    write_text(out / "REPRODUCTION.md", markdown(sections, environment["machine"]))
     write_reproduction(
         out / "report.html",
         title=TITLE,
         paper=PAPER,
         scales=[SCALES[name].replace("**", "") for name in _scales(sections)],
         sections=[_for_page(out, section) for section in sections],
-        environment={"versions": versions(), "machine": machine()},
+        environment=environment,
         mark=MARK,
         commands=commands,
     )
     return result
 
 
-def markdown(sections: Sequence[Section], commands: Sequence[str]) -> str:
-    facts = machine()
+def markdown(sections: Sequence[Section], facts: Mapping[str, Any]) -> str:
+    """The page as text; `facts` are those of the machine."""
     lines = [f"# {TITLE}", "", f"{PAPER}.", ""]
     lines += [f"{SCALES[name]}" for name in _scales(sections)]
-    lines += ["", "Made with:", "", "```", *commands, "```", ""]
-    lines += [f"On {facts['cpu']}, {facts['threads']} threads; versions, splits and their hashes are in env.json.", ""]
-    lines += ["## What holds", ""]
+    lines += ["", f"On {facts['cpu']}, {facts['threads']} threads; versions, splits and their hashes are in env.json."]
+    lines += ["", "## What holds", ""]
     lines += [f"- {outcome}" for section in sections for outcome in section.outcomes] or ["Nothing was checked."]
     for section in sections:
         lines += ["", f"## {section.title}", "", f"Target `{section.target}`, scale {section.scale}.", ""]
+        lines += ["```", section.command, "```", ""] if section.command else []
         lines += [f"- {outcome}" for outcome in section.outcomes]
         for drawing in section.drawings:
             lines += ["", f"![{_plain(drawing.words)}](figures/{drawing.name}.png)"]

@@ -43,6 +43,7 @@ class Section:
     drawings: list[Drawing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     splits: list[dict[str, Any]] = field(default_factory=list)  # of each part: names, counts and hash
+    command: str = ""  # what to type to get it again
 
 
 def save_section(section: Section, out: Path) -> None:
