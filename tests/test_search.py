@@ -372,6 +372,7 @@ def test_the_nearest_may_come_from_an_engine(made, searcher, tmp_path, capsys):
     IndexFolder.open(index).remove(nearest[:1])
     for asked in (["-k", "9"], ["--radius", f"{own['hits'][-1]['distance']}"]):
         assert [hit["id"] for hit in search(*asked, *there)["hits"]][:8] == nearest[1:]
+    assert len(search("-k", "9", *there)["hits"]) == 9, "the next one takes its place"
     for wrong, sentence in ((there[2:], "say which with --engine"), (there[:2], "the engine faiss needs a place")):
         with pytest.raises(UsageError, match=sentence):
             search(*wrong)

@@ -217,14 +217,26 @@ class Searcher:
         place: HammingIndex | Engine = self.index.index if self.engine is None else self.engine
         if radius is not None and k is None:
             distances, ids = place.within(code, radius, among=among)[0]
-        else:
-            most = min(k or K, len(self.index))
-            (distances,), (ids,) = place.search(code, most, among=among)
-        there = ids >= 0 if radius is None else (ids >= 0) & (distances <= radius)
-        if self.engine is not None:  # it may hold what was removed from the index since
-            known = [part.ids(part.places(ids)) for part in self.index.index.parts]
-            there &= np.isin(ids, np.concatenate([np.empty(0, np.int64), *known]))
-        return distances[there], ids[there]
+            there = self._there(ids)
+            return distances[there], ids[there]
+        most = min(k or K, len(self.index))
+        asked = most
+        while True:
+            (distances,), (ids,) = place.search(code, asked, among=among)
+            there = self._there(ids)
+            if there.sum() >= most or ids[-1] < 0:
+                break
+            asked *= 2  # some of them were removed from the index since the engine got its copy
+        distances, ids = distances[there][:most], ids[there][:most]
+        near = distances <= (self.index.n_bits if radius is None else radius)
+        return distances[near], ids[near]
+
+    def _there(self, ids: np.ndarray) -> np.ndarray:
+        """Which of the found ids are of pictures; an engine may hold what was removed from the index since."""
+        if self.engine is None:
+            return ids >= 0
+        known = [part.ids(part.places(ids)) for part in self.index.index.parts]
+        return np.isin(ids, np.concatenate([np.empty(0, np.int64), *known]))
 
     def _hits(self, distances: np.ndarray, ids: np.ndarray) -> list[dict[str, Any]]:
         """What each id stands for; all of a part at once, since a radius can find many."""
