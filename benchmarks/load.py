@@ -1,9 +1,9 @@
 """Load: some clients ask a served index of random codes at once; how long answers take, and whether memory grows.
 
-    python -m benchmarks.load [--n 1000000] [--bits 48] [--clients 8] [--seconds 60] [--server http://127.0.0.1:8000]
+    python -m benchmarks.load [--n 1000000] [--clients 8] [--seconds 60] [--server http://127.0.0.1:8000] [--write]
 
 The index is made in a temporary folder and served by a process of its own, on this machine. With --server a running
-one is asked instead, by ids that it has.
+one is asked instead, by ids that it has. With --write the figures also go to benchmarks/results/speed/load.json.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+FILE = Path(__file__).parent / "results" / "speed" / "load.json"
 
 SERVE = """
 import sys
@@ -107,18 +109,28 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--server", help="Address of a running server.")
+    parser.add_argument("--write", action="store_true", help="Keep the figures for docs.")
     options = parser.parse_args()
     if options.server:
-        print(json.dumps(load(options.server, options.clients, options.seconds), indent=2))
-        return
+        found = load(options.server, options.clients, options.seconds)
+    else:
+        found = load_own(options.n, options.bits, options.clients, options.seconds)
+    text = json.dumps(found, indent=2)
+    print(text)
+    if options.write:
+        FILE.write_text(text + "\n", encoding="utf-8")
+
+
+def load_own(n: int, n_bits: int, clients: int, seconds: float) -> dict[str, Any]:
+    """The same for an index of random codes that is made and served here."""
     with tempfile.TemporaryDirectory() as folder:
-        make_index(Path(folder) / "index", options.n, options.bits)
+        make_index(Path(folder) / "index", n, n_bits)
         command = [sys.executable, "-c", SERVE, str(Path(folder) / "index")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
-            address = server.stdout.readline().split()[-1]
-            print(json.dumps(load(address, options.clients, options.seconds), indent=2))
+            found = load(server.stdout.readline().split()[-1], clients, seconds)
             server.terminate()
+    return found
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m benchmarks.search_bench [--write] [single] [batch] [radius] [cold] [encode]
 
-With --write the figures also go to benchmarks/results/speed.json, from which a table of docs is made. One thread unless
-said. The limit of a scan is the memory: what one thread reads when it only adds the numbers up.
+With --write the figures also go to benchmarks/results/speed/search.json, from which a table of docs is made. One thread
+unless said. The limit of a scan is the memory: what one thread reads when it only adds the numbers up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hashlens.codes import Codes
 from hashlens.index import HammingIndex
 from hashlens.runs import machine
 
-FILE = Path(__file__).parent / "results" / "speed.json"
+FILE = Path(__file__).parent / "results" / "speed" / "search.json"
 
 
 def random_codes(n: int, n_bits: int, seed: int = 0) -> Codes:

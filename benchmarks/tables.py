@@ -25,7 +25,7 @@ SETTINGS = {"cifar10-1": "CIFAR-10, setting 1", "cifar10-2": "CIFAR-10, setting 
 
 
 def load() -> dict[str, dict[str, Any]]:
-    paths = sorted(RESULTS.glob("cifar10-*.json"))
+    paths = sorted(RESULTS.glob("*.json"))
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
@@ -35,7 +35,7 @@ def dtsh() -> str:
         "| protocol | bits | network | pixels | MAP | tie-aware | paper (CNN-F) | time, cores | command |",
         "|---|---:|---|---:|---:|---:|---:|---:|---|",
     ]
-    own = [r for name, r in load().items() if not name.endswith(VARIANTS)]
+    own = [r for name, r in load().items() if name.startswith("cifar10-") and not name.endswith(VARIANTS)]
     for result in sorted(own, key=lambda r: (r["protocol"]["name"], r["image_size"], r["n_bits"])):
         paper = f"{result['paper']['map']:.3f}" if result["paper"] else "–"
         rows.append(
@@ -105,9 +105,22 @@ def tie_aware(name: str, *chosen: str) -> str:
 def speed() -> str:
     """What `python -m benchmarks.search_bench --write` measured."""
     rows = ["| what | ours | the usual way | times as fast | |", "|---|---:|---:|---:|---|"]
-    for found in json.loads((RESULTS / "speed.json").read_text(encoding="utf-8")).values():
+    for found in json.loads((RESULTS / "speed" / "search.json").read_text(encoding="utf-8")).values():
         ratio = "" if found["ratio"] is None else f"**{found['ratio']:,.1f}**"
         rows.append(f"| {found['what']} | {found['ours']} | {found['usual']} | {ratio} | {found['remark']} |")
+    return "\n".join(rows)
+
+
+def load_test() -> str:
+    """What `python -m benchmarks.load --write` saw."""
+    found = json.loads((RESULTS / "speed" / "load.json").read_text(encoding="utf-8"))
+    before, after = (round(found[f"memory_{when}"] / 1e6) for when in ("before", "after"))
+    rows = [
+        "| pictures | clients | answers | a second | half within | 99 % within | errors | memory before, after |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|",
+        f"| {found['n']:,} | {found['clients']} | {found['answers']:,} | {found['per_second']:.0f} |"
+        f" {found['p50_ms']:.0f} ms | {found['p99_ms']:.0f} ms | {found['errors']} | {before} MB, {after} MB |",
+    ]
     return "\n".join(rows)
 
 
@@ -123,6 +136,7 @@ TABLES = {
     "tie-aware": tie_aware,
     "methods": methods,
     "speed": speed,
+    "load-test": load_test,
 }
 
 
