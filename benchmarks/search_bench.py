@@ -56,9 +56,12 @@ def faiss_search(index: Any, use_heap: bool, packed: np.ndarray) -> object:
 
 @njit(nogil=True)
 def _read(words: np.ndarray) -> int:
+    """The quickest way: several places at once, as the rows of an index are read."""
+    n = len(words) // 4
+    a, b, c, d = words[:n], words[n : 2 * n], words[2 * n : 3 * n], words[3 * n : 4 * n]
     total = np.uint64(0)
-    for i in range(len(words)):
-        total += words[i]
+    for i in range(n):
+        total += a[i] ^ b[i] ^ c[i] ^ d[i]
     return total
 
 
@@ -89,7 +92,7 @@ def single() -> Measured:
     found = index.search(query, 100)
     theirs = other.search(packed, 100)
     assert np.array_equal(found[0], theirs[0]), "distances differ"
-    words = index.parts[0].words[0]
+    words = index.parts[0].pieces.view(np.uint64).ravel()
     times = by_turns(
         {
             "ours": lambda: index.search(query[0], 100),

@@ -84,10 +84,22 @@ class Codes:
 
     def words(self) -> np.ndarray:
         """(n, ceil(n_bits / 64)) uint64, zero-padded: the same bits, for counting 64 at a time."""
-        n_words = -(-self.n_bits // 64)
-        padded = np.zeros((len(self), n_words * 8), np.uint8)
+        return self._in_units(8).view(np.uint64)
+
+    def pieces(self) -> np.ndarray:
+        """(n, ceil(n_bits / 16)) uint16, zero-padded: the same bits, as an index keeps them."""
+        return self._in_units(2).view(np.uint16)
+
+    def _in_units(self, n_bytes: int) -> np.ndarray:
+        padded = np.zeros((len(self), n_bytes * -(-self.n_bits // (8 * n_bytes))), np.uint8)
         padded[:, : self.packed.shape[1]] = self.packed
-        return padded.view(np.uint64)
+        return padded
+
+    @classmethod
+    def from_pieces(cls, pieces: np.ndarray, n_bits: int) -> Codes:
+        """The codes whose `pieces()` are `pieces`."""
+        packed = np.ascontiguousarray(pieces).view(np.uint8)
+        return cls(np.ascontiguousarray(packed[:, : -(-n_bits // 8)]), n_bits)
 
     def __len__(self) -> int:
         return len(self.packed)

@@ -241,13 +241,12 @@ class Searcher:
     def _hits(self, distances: np.ndarray, ids: np.ndarray) -> list[dict[str, Any]]:
         """What each id stands for; all of a part at once, since a radius can find many."""
         items: dict[int, dict[str, Any]] = {}
-        n_bytes = -(-self.index.n_bits // 8)
         for number, part in enumerate(self.index.index.parts):
             places = part.places(ids)
             if not len(places):
                 continue
             rows = self.index.items(number).take(places).to_pylist()
-            packed = np.ascontiguousarray(part.words[:, places].T).view(np.uint8)[:, :n_bytes]
+            packed = Codes.from_pieces(part.pieces[:, places].T, self.index.n_bits).packed
             for id_, row, code in zip(part.ids(places).tolist(), rows, packed, strict=True):
                 items[id_] = {"path": row["path"], "labels": row["labels"], "code": code.tobytes().hex()}
         return [{"id": i, "distance": d, **items[i]} for d, i in zip(distances.tolist(), ids.tolist(), strict=True)]

@@ -6,15 +6,14 @@ import sys
 
 import numpy as np
 import pytest
-from numba import njit
 
 from hashlens import Codes
 from hashlens.errors import DataError, MismatchError, UsageError
-from hashlens.index import HammingIndex, scan, words
+from hashlens.index import HammingIndex, pieces, scan
 from hashlens.index.nibbles import RUN
 from hashlens.index.tables import Tables
 
-LENGTHS = (1, 7, 12, 24, 32, 48, 64, 65, 100, 127, 128, 200)
+LENGTHS = (1, 7, 12, 24, 32, 48, 64, 65, 100, 127, 128, 200, 16 * pieces.LONGEST + 1)
 
 
 def random_codes(rng, n, n_bits):
@@ -72,22 +71,16 @@ print(np.array_equal(index.search(query, 9)[0], wanted), nibbles.AVAILABLE)
     assert done.stdout == "True False\n", done.stderr
 
 
-@pytest.mark.skipif(not words.AVAILABLE, reason="this machine has no AVX2")
-@pytest.mark.parametrize("n_words", [1, 2, 3, words.LONGEST])
-def test_the_smallest_distance_of_a_run(n_words, rng):
-    database = rng.integers(0, 2**64, (n_words, 300), np.uint64)
-    query = rng.integers(0, 2**64, n_words, np.uint64)
-    database[:, 40] = ~query  # as far as can be, so that a count that does not fit would look near
-
-    @njit
-    def smallest(database, start, query):
-        return words.smallest(database, start, query)
-
+@pytest.mark.parametrize("n_pieces", [1, 3, 4, pieces.LONGEST, pieces.LONGEST + 1])
+def test_the_smallest_distance_of_a_run(n_pieces, rng):
+    database = rng.integers(0, 2**16, (n_pieces, 300), np.uint16)
+    query = rng.integers(0, 2**16, n_pieces, np.uint16)
+    smallest = pieces.smallest
     distances = np.bitwise_count(query[:, None] ^ database).sum(axis=0)
     for start in (0, 5, 172):
         assert smallest(database, start, query) == distances[start : start + RUN].min()
-    farthest = np.repeat(~query[:, None], RUN, axis=1)
-    assert smallest(farthest, 0, query) == 64 * n_words
+    farthest = np.repeat(~query[:, None], RUN, axis=1)  # a count that does not fit would look near
+    assert smallest(farthest, 0, query) == 16 * n_pieces
 
 
 @pytest.mark.parametrize("n_bits", LENGTHS)

@@ -59,7 +59,7 @@ def test_opened_again_it_is_the_same_as_in_memory(n_bits, tmp_path, rng):
     memory.add(codes)
     query = Codes.from_relaxed(rng.normal(size=(5, n_bits)))
     again = IndexFolder.open(tmp_path)
-    assert len(again) == 250 and isinstance(again.index.parts[0].words, np.memmap)
+    assert len(again) == 250 and isinstance(again.index.parts[0].pieces.base, np.memmap)
     assert_same(again.index.search(query, 30), memory.search(query, 30))
     assert again.code(137).equals(codes[137])
     assert again.item(137) == {"id": 137, "path": "photos/137.jpg", "labels": ["cat", "dog"][: 137 % 3]}
@@ -106,17 +106,17 @@ def test_find_ids(folder):
 
 def test_damage_is_named(folder):
     assert folder.verify() == 6
-    path = folder.path / "part-00001.words.npy"
+    path = folder.path / "part-00001.pieces.npy"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataError, match=r"part-00001.words.npy is damaged"):
+    with pytest.raises(DataError, match=r"part-00001.pieces.npy is damaged"):
         IndexFolder.open(folder.path).verify()
     path.write_bytes(data[:50])
     with pytest.raises(DataError, match="is damaged"):
         IndexFolder.open(folder.path)
     path.unlink()
-    with pytest.raises(DataError, match=r"part-00001.words.npy is missing from the index"):
+    with pytest.raises(DataError, match=r"part-00001.pieces.npy is missing from the index"):
         IndexFolder.open(folder.path)
     (folder.path / "part-00000.items.arrow").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"part-00000.items.arrow is missing or damaged"):
@@ -222,7 +222,7 @@ def test_while_another_changes_the_index(folder, rng):
 
 def test_what_a_crash_left_is_swept_away_even_if_nothing_changes(folder):
     before = files(folder)
-    for name in ("removed-00007.npy", ".index.json.x.tmp", "part-00009.words.npy"):
+    for name in ("removed-00007.npy", ".index.json.x.tmp", "part-00009.pieces.npy"):
         (folder.path / name).write_bytes(b"half")
     assert folder.remove([999]) == 0
     assert files(folder) == before

@@ -12,7 +12,7 @@ import numpy as np
 
 from hashlens.codes import Codes
 from hashlens.errors import DataError, MismatchError, UsageError
-from hashlens.hamming import by_word, require_same_bits
+from hashlens.hamming import require_same_bits
 from hashlens.index import scan
 from hashlens.index.tables import Tables
 from hashlens.threads import blocks, in_threads, n_threads
@@ -23,10 +23,10 @@ SPARE = 256  # places beyond k, so that what is kept is seldom sorted out
 
 
 class Part:
-    """Codes in the order of their ids: `words` as the loops read them, and which of them are still there."""
+    """Codes in the order of their ids: `pieces` as the loops read them, and which of them are still there."""
 
-    def __init__(self, words: np.ndarray, ids: np.ndarray | int, removed: np.ndarray | None = None):
-        self.words = words  # (n_words, n) uint64
+    def __init__(self, pieces: np.ndarray, ids: np.ndarray | int, removed: np.ndarray | None = None):
+        self.pieces = np.ascontiguousarray(pieces)  # (n_pieces, n) uint16; a memory map stays one
         self._ids = ids  # ascending, or the first of consecutive ones
         self.alive = scan.NOTHING
         self.tables: Tables | None = None
@@ -34,7 +34,7 @@ class Part:
             self.remove(removed)
 
     def __len__(self) -> int:
-        return self.words.shape[1]
+        return self.pieces.shape[1]
 
     @property
     def last_id(self) -> int:
@@ -99,7 +99,7 @@ class HammingIndex:
             if len(taken):
                 raise DataError(f"id {taken[0]} is in the index already; remove it first, or add under another id")
         order = np.argsort(added, kind="stable")
-        self.parts.append(Part(by_word(codes[order]), following if ids is None else added[order]))
+        self.parts.append(Part(codes[order].pieces().T, following if ids is None else added[order]))
         if added[order[0]] < following or len(self.parts) > MANY:
             self._sort()
         self._n += len(codes)
@@ -115,7 +115,7 @@ class HammingIndex:
     def prepare_radius(self) -> None:
         """Make tables for small radii: 2 bytes for each 8 bits of a code, and `within` no longer reads all codes."""
         for part in self.parts:
-            part.tables = part.tables or Tables(part.words, self.n_bits)
+            part.tables = part.tables or Tables(part.pieces)
 
     def flush(self) -> None:
         """Nothing waits here; back ends that write behind do it now."""
@@ -129,7 +129,7 @@ class HammingIndex:
         ids = np.full((len(codes), k), -1, np.int64)
         if not len(codes) or not parts:
             return distances, ids
-        queries = codes.words()
+        queries = codes.pieces()
         tasks = blocks(len(codes), QUERIES)
         # with few queries each thread reads a share of the database, else each has queries of its own
         n_shares = n_threads() if len(tasks) < n_threads() else 1
@@ -149,7 +149,7 @@ class HammingIndex:
         self._require(codes)
         require_radius(radius)
         parts = self._only(among) if among is not None else self.parts
-        queries = codes.words()
+        queries = codes.pieces()
         found: list[Any] = [None] * len(codes)
 
         def work(row: int) -> None:
@@ -166,15 +166,15 @@ class HammingIndex:
         """Parts that hold nothing but these ids: copies, since few are asked for as a rule."""
         ids = np.unique(np.asarray(among, np.int64).ravel())
         chosen = [(part, part.places(ids)) for part in self.parts]
-        return [Part(part.words[:, places], part.ids(places)) for part, places in chosen if len(places)]
+        return [Part(part.pieces[:, places], part.ids(places)) for part, places in chosen if len(places)]
 
     def _sort(self) -> None:
         """One part in the order of ids: equal distances are ordered by id because codes are."""
         ids = np.concatenate([part.ids(np.arange(len(part))) for part in self.parts])
         alive = np.concatenate([part.alive if len(part.alive) else np.ones(len(part), bool) for part in self.parts])
-        words = np.concatenate([part.words for part in self.parts], axis=1)
+        pieces = np.concatenate([part.pieces for part in self.parts], axis=1)
         order = np.argsort(ids[alive], kind="stable")
-        self.parts = [Part(np.ascontiguousarray(words[:, alive][:, order]), ids[alive][order])]
+        self.parts = [Part(pieces[:, alive][:, order], ids[alive][order])]
 
     def _require(self, codes: Codes) -> None:
         if codes.n_bits != self.n_bits:
@@ -218,7 +218,7 @@ def _nearest(
     for part in parts:
         start, stop = len(part) * share // n_shares, len(part) * (share + 1) // n_shares
         alive = part.alive[start:stop] if len(part.alive) else scan.NOTHING
-        scan.nearest(queries, part.words, start, stop, alive, first, k, counts, kept, n_kept)
+        scan.nearest(queries, part.pieces, start, stop, alive, first, k, counts, kept, n_kept)
         spans.append((first, start, part))
         first += stop - start
     distances = np.full((len(queries), k), -1, np.int32)
@@ -253,9 +253,10 @@ def _merge(shares: list[tuple[np.ndarray, np.ndarray]], distances: np.ndarray, i
 def _within(query: np.ndarray, part: Part, radius: int) -> tuple[np.ndarray, np.ndarray]:
     # a code that is looked at by itself costs as much as some ten in a row
     if part.tables is not None and 10 * part.tables.cost(radius) < len(part):
-        distances, places = part.tables.within(query, part.words, part.alive, radius)
+        distances, places = part.tables.within(query, part.pieces, part.alive, radius)
         return distances, part.ids(places)
-    n = scan.count_within(query, part.words, part.alive, radius)
-    distances, places = np.empty(n, np.int32), np.empty(n, np.int64)
-    scan.fill_within(query, part.words, part.alive, radius, distances, places)
+    distances, places = np.empty(0, np.int32), np.empty(0, np.int64)
+    if n := scan.within(query, part.pieces, part.alive, radius, distances, places):
+        distances, places = np.empty(n, np.int32), np.empty(n, np.int64)
+        scan.within(query, part.pieces, part.alive, radius, distances, places)
     return distances, part.ids(places)

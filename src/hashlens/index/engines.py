@@ -172,7 +172,7 @@ def copy_index(folder: IndexFolder, engine: Engine, progress: Progress | None = 
         for part in folder.index.parts:
             for rows in blocks(len(part), BATCH):
                 places = part.still(np.arange(rows.start, rows.stop))
-                codes, ids = _codes(part.words[:, places], folder.n_bits), part.ids(places)
+                codes, ids = Codes.from_pieces(part.pieces[:, places].T, folder.n_bits), part.ids(places)
                 new = ~np.isin(ids, engine.known(ids))
                 _require_copy(folder.path, codes[~new], ids[~new], engine)
                 added += len(engine.add(codes[new], ids[new]))
@@ -187,11 +187,6 @@ def _require_copy(path: Path, codes: Codes, ids: np.ndarray, engine: Engine) -> 
         raise MismatchError(
             f"id {ids[0]} has another code in the engine than in {path}; choose a place that holds no other index"
         )
-
-
-def _codes(words: np.ndarray, n_bits: int) -> Codes:
-    packed = np.ascontiguousarray(words.T).view(np.uint8)
-    return Codes(np.ascontiguousarray(packed[:, : -(-n_bits // 8)]), n_bits)
 
 
 def _whole(ids: Any) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 INDEX/
   index.json              what belongs to the index: code length, model, parts, removed ids; replaced in one step
-  part-00000.words.npy    (n_words, n) uint64, mapped into memory
+  part-00000.pieces.npy   (n_pieces, n) uint16, 16 bits of all codes a row, mapped into memory
   part-00000.items.arrow  path and labels of each code, mapped into memory
   part-00000.ids.npy      (n,) int64, only after `compact`; otherwise ids are first_id, first_id + 1, …
   removed-00001.npy       sorted ids that are no longer there
@@ -29,10 +29,10 @@ import pyarrow.compute
 from hashlens.codes import Codes
 from hashlens.errors import DataError, MismatchError
 from hashlens.files import alone_in, replacing, require_room, sha256, storage_errors, sync, write_json
-from hashlens.hamming import by_word
 from hashlens.index import HammingIndex, Part
+from hashlens.index.pieces import PIECE
 
-FORMAT = "hashlens index 1"
+FORMAT = "hashlens index 2"
 ITEMS = pa.schema([("path", pa.string()), ("labels", pa.list_(pa.string()))])
 
 
@@ -96,7 +96,7 @@ class IndexFolder:
                 return np.empty(0, np.int64)
             first = self.facts["next_id"]
             with self._change() as facts:
-                facts["parts"].append(self._write_part(by_word(codes), items, first))
+                facts["parts"].append(self._write_part(codes.pieces().T, items, first))
                 facts["next_id"] += len(codes)
                 if source is not None:
                     facts["sources"].append(source)
@@ -126,13 +126,13 @@ class IndexFolder:
         n_removed = sum(len(part) for part in self.index.parts) - len(self)
         if n_removed == 0 and len(self.index.parts) < 2:
             return 0
-        words = [part.words[:, places] for part, places in zip(self.index.parts, alive, strict=True)]
+        pieces = [part.pieces[:, places] for part, places in zip(self.index.parts, alive, strict=True)]
         ids = [part.ids(places) for part, places in zip(self.index.parts, alive, strict=True)]
         items = [self.items(number).take(places) for number, places in enumerate(alive)]
         with self._change() as facts:
             facts["parts"] = []
             if len(self):
-                part = self._write_part(np.concatenate(words, axis=1), pa.concat_tables(items), np.concatenate(ids))
+                part = self._write_part(np.concatenate(pieces, axis=1), pa.concat_tables(items), np.concatenate(ids))
                 facts["parts"] = [part]
             facts["removed"] = None
         return n_removed
@@ -157,8 +157,7 @@ class IndexFolder:
         for part in self.index.parts:
             places = part.places(np.array([id_]))
             if len(places):
-                packed = np.ascontiguousarray(part.words[:, places].T).view(np.uint8)
-                return Codes(packed[:, : -(-self.n_bits // 8)].copy(), self.n_bits)
+                return Codes.from_pieces(part.pieces[:, places].T, self.n_bits)
         return None
 
     def ids_with(self, label: str) -> np.ndarray:
@@ -218,22 +217,22 @@ class IndexFolder:
         for name in before - {name for name, _ in self._files()}:
             (self.path / name).unlink()
 
-    def _write_part(self, words: np.ndarray, items: pa.Table, ids: np.ndarray | int) -> dict[str, Any]:
-        require_room(self.path, words.nbytes + 2 * items.nbytes, "a part of the index")
+    def _write_part(self, pieces: np.ndarray, items: pa.Table, ids: np.ndarray | int) -> dict[str, Any]:
+        require_room(self.path, pieces.nbytes + 2 * items.nbytes, "a part of the index")
         number = max([int(part["name"][5:]) for part in self.facts["parts"]], default=-1) + 1
         name = f"part-{number:05d}"
-        self._save(f"{name}.words.npy", words)
+        self._save(f"{name}.pieces.npy", np.ascontiguousarray(pieces))
         with replacing(self.path / f"{name}.items.arrow") as temporary, pa.OSFile(str(temporary), "wb") as file:
             chosen = pa.table([items.column("path"), _labels(items)], schema=ITEMS)
             with pa.ipc.new_file(file, ITEMS) as writer:
                 writer.write_table(chosen.combine_chunks())
-        kinds = ["words.npy", "items.arrow"]
+        kinds = ["pieces.npy", "items.arrow"]
         if not isinstance(ids, int):
             self._save(f"{name}.ids.npy", ids)
             kinds.append("ids.npy")
         return {
             "name": name,
-            "n": words.shape[1],
+            "n": pieces.shape[1],
             "first_id": ids if isinstance(ids, int) else None,
             "sha256": {kind: sha256(self.path / f"{name}.{kind}") for kind in kinds},
         }
@@ -246,12 +245,12 @@ class IndexFolder:
         removed = self._removed()
         parts = []
         for part in self.facts["parts"]:
-            words = np.load(self.path / f"{part['name']}.words.npy", mmap_mode="r")
-            if words.shape != (-(-self.n_bits // 64), part["n"]) or words.dtype != np.uint64:
-                raise ValueError(f"{part['name']}.words.npy does not hold what index.json says")
+            pieces = np.load(self.path / f"{part['name']}.pieces.npy", mmap_mode="r")
+            if pieces.shape != (-(-self.n_bits // PIECE), part["n"]) or pieces.dtype != np.uint16:
+                raise ValueError(f"{part['name']}.pieces.npy does not hold what index.json says")
             first = part["first_id"]
             ids = np.load(self.path / f"{part['name']}.ids.npy", mmap_mode="r") if first is None else first
-            parts.append(Part(words, ids, removed))
+            parts.append(Part(pieces, ids, removed))
         self.items = lru_cache(self._read_items)  # mapped when first asked for
         return HammingIndex(self.n_bits, parts)
 

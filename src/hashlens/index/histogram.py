@@ -9,8 +9,8 @@ from numba import njit
 
 from hashlens.codes import Codes
 from hashlens.errors import MismatchError
-from hashlens.hamming import _distances_to
 from hashlens.index import HammingIndex
+from hashlens.index.pieces import distances_of
 from hashlens.index.scan import NOTHING
 from hashlens.threads import in_threads, shares
 
@@ -22,31 +22,33 @@ def count_distances(index: HammingIndex, code: Codes, *, among: Any = None) -> n
     """(n_bits + 1,) int64: how many codes of the index, or `among` these ids, are 0, 1, … bits from the one code."""
     if code.n_bits != index.n_bits or len(code) != 1:
         raise MismatchError(f"one code of {index.n_bits} bits is counted from, not {len(code)} of {code.n_bits}")
-    query = code.words()[0]
+    query = code.pieces()[0]
     ids = None if among is None else np.unique(np.asarray(among, np.int64).ravel())
     tasks = []
     for part in index.parts:
-        words, alive = part.words, part.alive
+        pieces, alive = part.pieces, part.alive
         if ids is not None:
-            words, alive = words[:, part.places(ids)], NOTHING
-        tasks += [(words, alive, place) for place in shares(words.shape[1])]
+            pieces, alive = np.ascontiguousarray(pieces[:, part.places(ids)]), NOTHING
+        tasks += [(pieces, alive, rows) for rows in shares(pieces.shape[1])]
     counts = np.zeros((len(tasks), index.n_bits + 1), np.int64)
 
     def work(number: int) -> None:
-        words, alive, place = tasks[number]
-        _count(query, words[:, place], alive[place] if len(alive) else alive, counts[number])
+        pieces, alive, rows = tasks[number]
+        _count(query, pieces, rows.start, rows.stop, alive, counts[number])
 
     in_threads(work, range(len(tasks)))
     return counts.sum(axis=0)
 
 
 @njit(nogil=True, cache=True)
-def _count(query: np.ndarray, database: np.ndarray, alive: np.ndarray, counts: np.ndarray) -> None:
+def _count(
+    query: np.ndarray, database: np.ndarray, begin: int, end: int, alive: np.ndarray, counts: np.ndarray
+) -> None:
     lanes = np.zeros((LANES, len(counts)), np.int64)
     distances = np.empty(TILE, np.uint16)
-    for start in range(0, database.shape[1], TILE):
-        stop = min(start + TILE, database.shape[1])
-        _distances_to(query, database[:, start:stop], distances)
+    for start in range(begin, end, TILE):
+        stop = min(start + TILE, end)
+        distances_of(query, database, start, stop, distances)
         if len(alive) > 0:
             for j in range(stop - start):
                 lanes[j % LANES, distances[j]] += alive[start + j]

@@ -35,13 +35,13 @@ AVAILABLE = _has_avx2()
 
 @njit(nogil=True, cache=True)
 def turn(database: np.ndarray, start: int, planes: np.ndarray) -> None:
-    """planes[r, i, j] becomes nibble i of code start + r * RUN + j; the database is (n_words, n) uint64."""
+    """planes[r, i, j] becomes nibble i of code start + r * RUN + j; the database is (n_pieces, n) uint16."""
     for i in range(planes.shape[1]):
-        shift = np.uint64(4 * (i % 16))
+        shift = np.uint16(4 * (i % 4))
         for r in range(len(planes)):
-            words, plane = database[i // 16][start + r * RUN : start + (r + 1) * RUN], planes[r, i]
-            for j in range(len(words)):
-                plane[j] = np.uint8(words[j] >> shift) & np.uint8(15)
+            pieces, plane = database[i // 4][start + r * RUN : start + (r + 1) * RUN], planes[r, i]
+            for j in range(len(pieces)):
+                plane[j] = np.uint8(pieces[j] >> shift) & np.uint8(15)
 
 
 @njit(nogil=True, cache=True)
@@ -49,9 +49,9 @@ def look_ups(queries: np.ndarray, tables: np.ndarray) -> None:
     """tables[q, i, v] becomes the number of bits in which nibble i of a query differs from v."""
     for q in range(tables.shape[0]):
         for i in range(tables.shape[1]):
-            own = (queries[q, i // 16] >> np.uint64(4 * (i % 16))) & np.uint64(15)
+            own = (queries[q, i // 4] >> (4 * (i % 4))) & 15
             for v in range(16):
-                differing = own ^ np.uint64(v)
+                differing = own ^ v
                 tables[q, i, v] = (differing & 1) + ((differing >> 1) & 1) + ((differing >> 2) & 1) + (differing >> 3)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hashlens.errors import UsageError
-from hashlens.index.tables import PIECE
+from hashlens.index.pieces import PIECE
 
 PATH_BYTES = 60  # of a usual path with its share of Arrow's offsets
 FEATURES = 4096  # values of the CNN feature that a code replaces, 4 bytes each
@@ -15,9 +15,8 @@ def plan(n: int, n_bits: int) -> dict[str, Any]:
     """Bytes of memory and disk for n codes, and what to use at that size."""
     if n < 1 or n_bits < 1:
         raise UsageError(f"plan for at least one picture and one bit, not {n:,} pictures and {n_bits} bits")
-    words = 8 * -(-n_bits // 64)
     n_pieces = -(-n_bits // PIECE)
-    scan = n * words
+    scan = n * n_pieces * PIECE // 8
     tables = n_pieces * (4 * n + 8 * (1 << PIECE))
     ways = {
         "scan": {"memory": scan, "exact": True, "note": "every query reads all codes; mapped, not copied"},
@@ -36,7 +35,7 @@ def plan(n: int, n_bits: int) -> dict[str, Any]:
         "n": n,
         "n_bits": n_bits,
         "code_bytes": -(-n_bits // 8),
-        "disk": n * (words + PATH_BYTES),
+        "disk": scan + n * PATH_BYTES,
         "ways": ways,
         "advice": _advice(n),
     }

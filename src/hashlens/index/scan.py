@@ -1,10 +1,10 @@
 """Exact search: query codes and a database in, its nearest codes out, ordered by (distance, place); the compiled loops.
 
-A database is an array (n_words, n) of uint64, as `hamming.by_word` makes it, or a memory map of such an array. It is
-read once, in order and in small runs. For most runs all that is found out is that no code in it is near enough, which
-takes a few vector instructions for four codes (words.py where the machine has them, else numba's); only the others are
-looked at code by code. For many queries, where the machine can (nibbles.py), tiles of the database are first turned so
-that a few instructions do for 32 codes.
+A database is an array (n_pieces, n) of uint16, piece by piece of `Codes.pieces`, or a memory map of such an array. It
+is read once, in order and in small runs. For most runs all that is found out is that no code in it is near enough,
+which takes a few vector instructions for 16 codes (pieces.py where the machine has them, else numba's); only the others
+are looked at code by code. For many queries, where the machine can (nibbles.py), tiles of the database are first turned
+so that a few instructions do for 32 codes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from hashlens.hamming import _popcount
-from hashlens.index import nibbles, words
+from hashlens.index import nibbles
 from hashlens.index.nibbles import RUN
+from hashlens.index.pieces import distances_of, smallest
 
 TILE = 16_384  # codes that stay in the cache while all queries of a block pass over them
 NOTHING = np.empty(0, np.bool_)  # as `alive`: everything is
@@ -22,48 +22,17 @@ MANY = 16  # queries from which on it pays to turn a tile into nibbles
 
 
 @njit(nogil=True, cache=True)
-def _any_below(query: np.ndarray, database: np.ndarray, start: int, stop: int, limit: int) -> bool:
-    """Whether a code of database[:, start:stop] is nearer than `limit`: the sign bit of (distance - limit), or-ed."""
-    found, first, second = np.int64(0), np.uint64(0), np.uint64(1)  # an index without a sign cannot be negative
-    if len(query) == 1:
-        word = query[0]
-        for j in range(start, stop):
-            found |= np.int64(_popcount(word ^ database[first, np.uint64(j)])) - limit
-    elif len(query) == 2:
-        word, more = query[0], query[1]
-        for j in range(start, stop):
-            place = np.uint64(j)
-            found |= (
-                np.int64(_popcount(word ^ database[first, place]) + _popcount(more ^ database[second, place])) - limit
-            )
-    else:
-        for j in range(start, stop):
-            found |= _distance(query, database, j) - limit
-    return bool(found < 0)
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _near(query: np.ndarray, database: np.ndarray, start: int, stop: int, limit: int) -> bool:
-    """The same, in the quickest way."""
-    if words.AVAILABLE and stop - start == RUN and len(query) <= words.LONGEST:
-        near = words.smallest(database, start, query) < limit
-    else:
-        near = _any_below(query, database, start, stop, limit)
-    return near
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _distance(query: np.ndarray, database: np.ndarray, j: int) -> int:
-    distance, place = np.uint64(0), np.uint64(j)
-    for w in range(len(query)):
-        distance += _popcount(query[w] ^ database[np.uint64(w), place])
-    return np.int64(distance)  # type: ignore[return-value]  # compiled
+def _next_near(query: np.ndarray, database: np.ndarray, start: int, end: int, limit: int) -> int:
+    """Where the next run begins that has a code nearer than `limit`, or that is not whole; `end` if there is none."""
+    while start + RUN <= end and smallest(database, start, query) >= limit:
+        start += RUN
+    return start
 
 
 @njit(nogil=True, cache=True)
 def nearest(
-    queries: np.ndarray,  # (q, n_words) uint64
-    database: np.ndarray,  # (n_words, n) uint64
+    queries: np.ndarray,  # (q, n_pieces) uint16
+    database: np.ndarray,  # (n_pieces, n) uint16
     begin: int,
     end: int,  # only database[:, begin:end] is searched
     alive: np.ndarray,  # (end - begin,) bool, or empty: all
@@ -86,22 +55,28 @@ def nearest(
     planes = np.empty((TILE // RUN if turned else 0, n_nibbles, RUN), np.uint8)
     tables = np.empty((len(queries) if turned else 0, n_nibbles, 16), np.uint8)
     nibbles.look_ups(queries, tables)
+    distances = np.empty(RUN, np.uint16)
     for tile in range(begin, end, TILE):
         tile_end = min(tile + TILE, end)
         if turned:
             nibbles.turn(database, tile, planes[: (tile_end - tile) // RUN])
         for i in range(len(queries)):
             query = queries[i]
-            for start in range(tile, tile_end, RUN):
-                stop = min(start + RUN, tile_end)
-                if turned and stop - start == RUN:
-                    near = nibbles.any_below(planes, (start - tile) // RUN, tables, i, limits[i])
+            start = tile
+            while True:
+                if turned:
+                    while start + RUN <= tile_end and not nibbles.any_below(
+                        planes, (start - tile) // RUN, tables, i, limits[i]
+                    ):
+                        start += RUN
                 else:
-                    near = _near(query, database, start, stop, limits[i])
-                if not near:
-                    continue
+                    start = _next_near(query, database, start, tile_end, limits[i])
+                if start >= tile_end:
+                    break
+                stop = min(start + RUN, tile_end)
+                distances_of(query, database, start, stop, distances)
                 for j in range(start, stop):
-                    distance = _distance(query, database, j)
+                    distance = np.int64(distances[j - start])
                     if distance >= limits[i] or (len(alive) > 0 and not alive[j - begin]):
                         continue
                     if n_kept[i] == kept.shape[1]:
@@ -111,6 +86,7 @@ def nearest(
                     n_kept[i] += 1
                     counts[i, distance] += 1
                     limits[i] = _kth(counts[i], k)
+                start = stop
 
 
 @njit(nogil=True, cache=True)
@@ -147,29 +123,25 @@ def keep_nearest(kept: np.ndarray, counts: np.ndarray, k: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def count_within(query: np.ndarray, database: np.ndarray, alive: np.ndarray, radius: int) -> int:
-    """How many codes are at most `radius` away; `query` is (n_words,)."""
-    found = 0
-    for start in range(0, database.shape[1], RUN):
-        stop = min(start + RUN, database.shape[1])
-        if _near(query, database, start, stop, radius + 1):
-            for j in range(start, stop):
-                found += _distance(query, database, j) <= radius and (len(alive) == 0 or alive[j])
-    return found
-
-
-@njit(nogil=True, cache=True)
-def fill_within(
-    query: np.ndarray, database: np.ndarray, alive: np.ndarray, radius: int, distances: np.ndarray, places: np.ndarray
-) -> None:
-    """Distances and places, in the order of places, of as many codes as `count_within` counted."""
-    found = 0
-    for start in range(0, database.shape[1], RUN):
-        stop = min(start + RUN, database.shape[1])
-        if _near(query, database, start, stop, radius + 1):
-            for j in range(start, stop):
-                distance = _distance(query, database, j)
-                if distance <= radius and (len(alive) == 0 or alive[j]):
-                    distances[found] = distance
-                    places[found] = j
-                    found += 1
+def within(
+    query: np.ndarray,  # (n_pieces,) uint16
+    database: np.ndarray,
+    alive: np.ndarray,
+    radius: int,
+    found_distances: np.ndarray,
+    found_places: np.ndarray,
+) -> int:
+    """How many codes are at most `radius` away; where there is room, their distances and places, by place."""
+    n, end, distances = 0, database.shape[1], np.empty(RUN, np.uint16)
+    start = _next_near(query, database, 0, end, radius + 1)
+    while start < end:
+        stop = min(start + RUN, end)
+        distances_of(query, database, start, stop, distances)
+        for j in range(stop - start):
+            if distances[j] <= radius and (len(alive) == 0 or alive[start + j]):
+                if len(found_places) > 0:
+                    found_distances[n] = distances[j]
+                    found_places[n] = start + j
+                n += 1
+        start = _next_near(query, database, stop, end, radius + 1)
+    return n

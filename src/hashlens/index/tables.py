@@ -14,21 +14,18 @@ import numpy as np
 from numba import njit
 
 from hashlens.hamming import _popcount
-from hashlens.index.scan import _distance
-
-PIECE = 16  # bits; a table has 65,536 entries
+from hashlens.index.pieces import PIECE  # bits; a table has 65,536 entries
 
 
 class Tables:
     """For each piece, the places of all codes in the order of their values there."""
 
-    def __init__(self, words: np.ndarray, n_bits: int):
-        self.n_pieces = -(-n_bits // PIECE)
-        n = words.shape[1]
+    def __init__(self, pieces: np.ndarray):
+        self.n_pieces, n = pieces.shape
         self.starts = np.zeros((self.n_pieces, (1 << PIECE) + 1), np.int64)
         self.places = np.empty((self.n_pieces, n), np.uint32)
         for piece in range(self.n_pieces):
-            _sort_by_value(words, piece, self.starts[piece], self.places[piece])
+            _sort_by_value(pieces[piece], self.starts[piece], self.places[piece])
 
     def radii(self, radius: int) -> np.ndarray:
         """How far each piece is looked around; -1 where it need not be."""
@@ -41,14 +38,14 @@ class Tables:
         return n_values * (1 + self.places.shape[1] / (1 << PIECE))
 
     def within(
-        self, query: np.ndarray, words: np.ndarray, alive: np.ndarray, radius: int
+        self, query: np.ndarray, pieces: np.ndarray, alive: np.ndarray, radius: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Distances and places of the codes at most `radius` away, by place."""
         radii = self.radii(radius)
         masks, ends = _masks(int(radii.max()))
-        n = _look_up(query, words, alive, radius, radii, masks, ends, self.starts, self.places, _NONE, _NONE)
+        n = _look_up(query, pieces, alive, radius, radii, masks, ends, self.starts, self.places, _NONE, _NONE)
         distances, places = np.empty(n, np.int64), np.empty(n, np.int64)
-        _look_up(query, words, alive, radius, radii, masks, ends, self.starts, self.places, distances, places)
+        _look_up(query, pieces, alive, radius, radii, masks, ends, self.starts, self.places, distances, places)
         order = np.argsort(places)
         return distances[order].astype(np.int32), places[order]
 
@@ -62,29 +59,22 @@ def _masks(most: int) -> tuple[np.ndarray, np.ndarray]:
     return np.array(masks, np.int64), np.cumsum([comb(PIECE, n) for n in range(most + 1)])
 
 
-@njit(nogil=True, cache=True, inline="always")
-def _value(word: np.uint64, piece: int) -> int:
-    return np.int64((word >> np.uint64(PIECE * (piece % 4))) & np.uint64(0xFFFF))  # type: ignore[return-value]
-
-
 @njit(nogil=True, cache=True)
-def _sort_by_value(words: np.ndarray, piece: int, starts: np.ndarray, places: np.ndarray) -> None:
-    row = words[piece // 4]
-    for j in range(len(row)):
-        starts[_value(row[j], piece) + 1] += 1
+def _sort_by_value(values: np.ndarray, starts: np.ndarray, places: np.ndarray) -> None:
+    for value in values:
+        starts[np.int64(value) + 1] += 1
     for value in range(1, len(starts)):
         starts[value] += starts[value - 1]
     following = starts.copy()
-    for j in range(len(row)):
-        value = _value(row[j], piece)
-        places[following[value]] = j
-        following[value] += 1
+    for j in range(len(values)):
+        places[following[values[j]]] = j
+        following[values[j]] += 1
 
 
 @njit(nogil=True, cache=True)
 def _look_up(
     query: np.ndarray,
-    words: np.ndarray,
+    pieces: np.ndarray,
     alive: np.ndarray,
     radius: int,
     radii: np.ndarray,
@@ -100,14 +90,14 @@ def _look_up(
     for piece in range(len(radii)):
         if radii[piece] < 0:
             continue
-        own = _value(query[piece // 4], piece)
+        own = np.int64(query[piece])
         for mask in masks[: ends[radii[piece]]]:
             value = own ^ mask
             for place in places[piece, starts[piece, value] : starts[piece, value + 1]]:
-                distance = _distance(query, words, place)
+                distance = _distance(query, pieces, place)
                 if distance > radius or (len(alive) > 0 and not alive[place]):
                     continue
-                if _found_before(query, words, place, piece, radii):
+                if _found_before(query, pieces, place, piece, radii):
                     continue
                 if len(out_places) > 0:
                     out_distances[n] = distance
@@ -116,11 +106,23 @@ def _look_up(
     return n
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _distance(query: np.ndarray, pieces: np.ndarray, place: int) -> int:
+    distance = 0
+    for piece in range(len(query)):
+        distance += _differing(query, pieces, place, piece)
+    return distance
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _differing(query: np.ndarray, pieces: np.ndarray, place: int, piece: int) -> int:
+    return np.int64(_popcount(np.uint64(query[piece] ^ pieces[piece, place])))  # type: ignore[return-value]  # compiled
+
+
 @njit(nogil=True, cache=True)
-def _found_before(query: np.ndarray, words: np.ndarray, place: int, piece: int, radii: np.ndarray) -> bool:
+def _found_before(query: np.ndarray, pieces: np.ndarray, place: int, piece: int, radii: np.ndarray) -> bool:
     """Whether an earlier piece has led to this code already."""
+    found = False
     for earlier in range(piece):
-        difference = _value(query[earlier // 4] ^ words[earlier // 4, place], earlier)
-        if np.int64(_popcount(np.uint64(difference))) <= radii[earlier]:
-            return True
-    return False
+        found |= _differing(query, pieces, place, earlier) <= radii[earlier]
+    return found
