@@ -9,6 +9,7 @@ from slow_losses import BATCHES, differences, n_shared, value_and_gradient
 
 from hashlens import evaluate_codes
 from hashlens.data.labels import Labels
+from hashlens.errors import UsageError
 from hashlens.hashers.deep.dpsh import DPSH, BankPairLikelihood
 from hashlens.hashers.deep.training import Training
 
@@ -78,7 +79,7 @@ def test_it_is_the_cross_entropy_of_theta(rng):
 def test_bank_is_zero_then_holds_the_latest_outputs(rng):
     labels = np.arange(20) % 4
     loss = BankPairLikelihood(0.0, Labels.of(labels), 3).double()
-    assert set(loss.state_dict()) == {"bank"} and not loss.bank.any()
+    assert set(loss.state_dict()) == {"bank", "uses_bank"} and not loss.bank.any()
     expected = np.zeros((20, 3))
     for rows in (np.arange(8), np.arange(5, 13)):
         u = torch.tensor(rng.normal(size=(8, 3)), requires_grad=True)
@@ -103,6 +104,31 @@ def test_extreme_outputs_stay_finite(rng, scale):
     u = (scale * rng.choice([-1.0, 1.0], (5, 48))).astype(np.float32)
     value, gradient, _ = value_and_gradient(BankPairLikelihood(0.01, labels, 48), u, labels)
     assert math.isfinite(value) and np.isfinite(gradient).all()
+
+
+def test_at_first_a_batch_is_paired_with_itself(rng):
+    labels = Labels.of(np.arange(40) % 4)
+    loss = BankPairLikelihood(0.3, labels, 6, memory_from=0.5).double()
+    rows, u = np.array([3, 8, 11, 20]), torch.from_numpy(rng.normal(size=(4, 6))).requires_grad_()
+    loss.begin_epoch(1, 4)
+    value, _ = loss(u, labels[rows], rows)
+    # as if there were no other pictures, but both of a pair learn
+    assert value.item() == pytest.approx(slow_loss(u.detach().numpy(), np.arange(4), u.detach().numpy(), rows % 4, 0.3))
+    value.backward()
+    small = BankPairLikelihood(0.3, labels[rows], 6).double()
+    again = u.detach().clone().requires_grad_()
+    small(again, labels[rows], np.arange(4))[0].backward()
+    pairs = again.grad - 0.3 * 2 * (again.detach() - again.detach().sign()) / 4
+    torch.testing.assert_close(u.grad, again.grad + pairs)
+    loss.begin_epoch(2, 4)
+    assert loss(u, labels[rows], rows)[0].item() != pytest.approx(value.item()), "now with all that was seen"
+    np.testing.assert_array_equal(loss.bank[rows], u.detach())
+
+
+def test_the_part_without_memory_is_a_part():
+    with pytest.raises(UsageError, match="from 0 to 1, not 2"):
+        DPSH(12, memory_from=2)._loss(Labels.of(np.arange(9)))
+    assert DPSH.published(12, 5000).memory_from == 0
 
 
 def test_eta_is_counted_against_the_pairs_of_a_picture():
