@@ -2,8 +2,8 @@
 
     python -m benchmarks.comparisons [NAME ...]
 
-Cells are kept in bench/NAME, so that what was stopped goes on. The comparison on MIRFLICKR-25K needs its folder in the
-variable MIRFLICKR and is passed over without it.
+Cells are kept in bench/NAME, so that what was stopped goes on. A comparison on MIRFLICKR-25K needs its folder in the
+variable MIRFLICKR and is passed over without it. Networks on CIFAR-10 are compared by benchmarks.reproduction.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ RUNS = {
     "cifar10-gist-networks": ["cifar10", "--methods", "semantic,dh,dh-supervised", "--features", "gist"],
     "cifar10-deep": ["cifar10", "--methods", f"lsh,{TABLE1}", "--features", "deep"],
     "cifar10-resnet50": ["cifar10", "--methods", TABLE1, "--features", "resnet50@112"],
-    "cifar10-networks": ["cifar10", "--methods", NETWORKS],
-    "cifar10-2-networks": ["cifar10", "--methods", "dtsh,dpsh", "--protocol", "cifar10-2", "--bits", "16,24,32,48"],
     "mirflickr": [MIRFLICKR, "--methods", "dtsh,itq,lsh", "--features", "deep"],
     "mirflickr-shallow": [MIRFLICKR, "--methods", f"{QUICK},{SLOW},semantic,dh,dh-supervised", "--features", "deep"],
-    "mirflickr-networks": [MIRFLICKR, "--methods", NETWORKS],
+    "mirflickr-networks": [MIRFLICKR, "--methods", NETWORKS, "--frozen-blocks", "15"],
 }
 
 
