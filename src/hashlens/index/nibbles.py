@@ -1,8 +1,8 @@
 """Many queries at once: codes by nibble in, whether a run of 128 of them has one near enough out; for x86 with AVX2.
 
 The bits in which a nibble of a query differs from each of the 16 possible nibbles fit into one vector register. So the
-distances of 32 codes grow by one nibble with two instructions, a look-up and a sum, where counting bits takes nine for
-four codes. Numba has no such look-up, hence the instructions here.
+distances of 32 codes grow by one nibble with two instructions, a look-up and a sum: half of what counting the bits of
+pieces takes. Numba has no such look-up, hence the instructions here.
 """
 
 from __future__ import annotations
