@@ -3,7 +3,7 @@
     python -m benchmarks.reproduction [TARGET ...]
 
 Cells are kept in bench/reproduction, so that what was stopped goes on and what is finished is not computed again. All
-networks are EfficientNet-Lite0, whose last 3 of 18 blocks are trained, with one seed: a day on two cores.
+networks are EfficientNet-Lite0, whose last 3 of 18 blocks are trained, with one seed: many hours on two cores.
 """
 
 from __future__ import annotations

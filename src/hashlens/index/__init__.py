@@ -26,7 +26,7 @@ class Part:
     """Codes in the order of their ids: `pieces` as the loops read them, and which of them are still there."""
 
     def __init__(self, pieces: np.ndarray, ids: np.ndarray | int, removed: np.ndarray | None = None):
-        self.pieces = np.ascontiguousarray(pieces)  # (n_pieces, n) uint16; a memory map stays one
+        self.pieces = np.ascontiguousarray(pieces)  # (n_pieces, n) uint16; what is mapped stays mapped
         self._ids = ids  # ascending, or the first of consecutive ones
         self.alive = scan.NOTHING
         self.tables: Tables | None = None

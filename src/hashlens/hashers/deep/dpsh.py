@@ -37,9 +37,9 @@ class DPSH(DeepHasher):
     Differences from the paper: the backbone is EfficientNet-Lite and its leading blocks stay frozen; AdamW with a
     one-cycle schedule; horizontal flips. The sums are divided by the number of pairs. As in the authors' code, a batch
     is paired with the remembered outputs of the whole training set, itself included, and the gradient goes through
-    the batch only; but not before the second half of training. Nine of ten pairs are to be unlike, so all outputs flee
-    from the mean of the remembered ones, and while they move fast that mean is always where they were: in a few epochs
-    instead of the authors' 150, they did not settle.
+    the batch only; but not before the second half of training. With the memory from the start, in a few epochs instead
+    of the authors' 150, the loss hardly fell; we believe because most pairs are to be unlike, so that all outputs flee
+    from the mean of the remembered ones, which lags behind while they move fast.
     """
 
     name = "dpsh"
