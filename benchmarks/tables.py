@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hashlens.comparison_tables import as_markdown, method_name
+from hashlens.comparison.tables import as_markdown, method_name
 from hashlens.hashers import METHODS
 from hashlens.progress import duration
 

@@ -11,9 +11,9 @@ from PIL import Image
 from test_report import Page
 
 from hashlens import comparison, make_hasher
-from hashlens.comparison import Stopped, compare
-from hashlens.comparison_figures import _style
-from hashlens.comparison_tables import (
+from hashlens.comparison import compare, figures
+from hashlens.comparison.figures import _style
+from hashlens.comparison.tables import (
     CSV_COLUMNS,
     as_latex,
     as_markdown,
@@ -26,7 +26,7 @@ from hashlens.comparison_tables import (
 )
 from hashlens.data import Source, make_protocol, open_source
 from hashlens.data.protocols import Protocol
-from hashlens.errors import DataError, DownloadError, MismatchError, StorageError, UsageError
+from hashlens.errors import DataError, DownloadError, MismatchError, Stopped, StorageError, UsageError
 from hashlens.hashers import METHODS, Method
 from hashlens.hashers.shallow.lsh import LSH
 from hashlens.published import NOT_COMPARABLE, PAPER
@@ -76,7 +76,7 @@ def digits():
 def drawing(request, monkeypatch):
     """Figures take most of the time, so they are drawn only for tests that ask for them with `drawn`."""
     if "drawn" not in request.fixturenames:
-        monkeypatch.setattr(comparison, "_draw", lambda out, result: [])
+        monkeypatch.setattr(figures, "write_figures", lambda out, result: [])
 
 
 @pytest.fixture
@@ -577,7 +577,7 @@ def test_printed_numbers_reach_every_output(digits, asked, tmp_path):
 
 def test_equal_results_are_equal_figures_and_rows_without_numbers_are_left_out(made, drawn, tmp_path):
     for folder in ("a", "b"):
-        plots = comparison._draw(tmp_path / folder, made)
+        plots = figures.write_figures(tmp_path / folder, made)
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == ["map.png", "map.svg", "precision-recall.png", "precision-recall.svg"]
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in names)

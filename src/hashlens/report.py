@@ -22,7 +22,7 @@ from hashlens.published import NOT_COMPARABLE
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from hashlens.comparison_tables import Table
+    from hashlens.comparison.tables import Table
 
 
 @dataclass(frozen=True)

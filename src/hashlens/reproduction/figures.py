@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hashlens.comparison_figures import COLOURS, DASHES, MARKERS
+from hashlens.comparison.figures import COLOURS, DASHES, MARKERS
 from hashlens.figures import (
     DPI,
     INK,

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hashlens.comparison_tables import MARK, table_markdown
+from hashlens.comparison.tables import MARK, table_markdown
 from hashlens.files import write_json, write_text
 from hashlens.published import PAPER
 from hashlens.report import Plot, write_reproduction

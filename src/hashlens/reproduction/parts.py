@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hashlens.comparison import Cell, Variant, compare, kept_codes
-from hashlens.comparison_tables import method_name
+from hashlens.comparison.tables import method_name
 from hashlens.data import Source
 from hashlens.data.protocols import Protocol
 from hashlens.hashers.deep.training import Training

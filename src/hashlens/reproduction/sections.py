@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hashlens.comparison_tables import Entry, Table
+from hashlens.comparison.tables import Entry, Table
 from hashlens.files import write_json
 from hashlens.reproduction.outcomes import Outcome
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hashlens.comparison_tables import (
+from hashlens.comparison.tables import (
     MARK,
     Entry,
     Table,

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from hashlens.comparison import Variant, kept_codes
 from hashlens.data import Source, make_protocol
+from hashlens.errors import UsageError
 from hashlens.hashers import METHODS
 from hashlens.reproduction.data import Data
 from hashlens.reproduction.figures import Line, ablation_drawing, examples_drawing
@@ -46,7 +47,10 @@ class Plan:
         self.data, self.scale, self.only = data, scale, only
 
     def asked(self, methods: Sequence[str]) -> tuple[str, ...]:
-        return tuple(method for method in methods if not self.only or method in self.only)
+        chosen = tuple(method for method in methods if not self.only or method in self.only)
+        if not chosen:
+            raise UsageError(f"this target has none of {', '.join(self.only)}; it has {', '.join(methods)}")
+        return chosen
 
     def setting1(
         self,

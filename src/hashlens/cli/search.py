@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hashlens.cli_options import COLUMN, JSON, QUIET, TABLES, interruptible
+from hashlens.cli.options import COLUMN, JSON, QUIET, TABLES, interruptible
 from hashlens.errors import UsageError
 from hashlens.progress import Progress
 

@@ -7,19 +7,46 @@ are told apart without colour.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hashlens.comparison_tables import length_name, method_name
-from hashlens.figures import DPI, plain_axes
+from hashlens.comparison.tables import length_name, map_rows, method_name, precision_rows
+from hashlens.figures import DPI, INK, PAGE_INK, plain_axes, save_png, svg_element, svg_style, svg_text
+from hashlens.files import write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from hashlens.report import Plot
+
 # The lengths of the three lists have no common divisor, so it takes 7 x 9 x 4 methods until one looks like another.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07d00", "#3a96d0", "#7f7f7f")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p")
 DASHES: tuple[Any, ...] = ("solid", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+
+
+def write_figures(out: Path, result: dict[str, Any]) -> list[Plot]:
+    """Write the figures as files, and give them as plots for the report."""
+    from hashlens.report import Plot
+
+    drawings = {
+        "map": ("MAP against the number of bits", map_figure, map_words(result), *map_rows(result)),
+        "precision-recall": (
+            "Precision and recall over the Hamming radius",
+            precision_recall_figure,
+            "Precision against recall of every method at each length; the numbers follow.",
+            *precision_rows(result),
+        ),
+    }
+    plots = []
+    for name, (title, draw, words, columns, rows) in drawings.items():
+        with svg_style():
+            figure = draw(result, INK)
+            save_png(figure, out / f"{name}.png")
+            write_text(out / f"{name}.svg", svg_text(figure))
+            plots.append(Plot(title, svg_element(draw(result, PAGE_INK), name, words), columns, rows))
+    return plots
 
 
 def map_figure(result: dict[str, Any], ink: str) -> Figure:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import hashlens
-from hashlens import cli_compare, cli_index, cli_search
-from hashlens.cli_options import COLUMN, FROM_FILE, JSON, QUIET, SEED, TABLES, given, interruptible, open_source_of
+from hashlens.cli import compare as compare_commands
+from hashlens.cli import index as index_commands
+from hashlens.cli import search as search_commands
+from hashlens.cli.options import COLUMN, FROM_FILE, JSON, QUIET, SEED, TABLES, given, interruptible, open_source_of
 from hashlens.errors import HashlensError, StorageError, UsageError
 from hashlens.progress import Progress
 
@@ -29,9 +31,9 @@ app = typer.Typer(
 
 data_app = typer.Typer(help="Look at data before training.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-app.add_typer(cli_index.app, name="index")
-app.add_typer(cli_search.app)
-app.add_typer(cli_compare.app)
+app.add_typer(index_commands.app, name="index")
+app.add_typer(search_commands.app)
+app.add_typer(compare_commands.app)
 
 
 def main() -> None:

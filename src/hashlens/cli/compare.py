@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hashlens.cli_options import COLUMN, FROM_FILE, JSON, QUIET, TABLES, given, interruptible, open_source_of
+from hashlens.cli.options import COLUMN, FROM_FILE, JSON, QUIET, TABLES, given, interruptible, open_source_of
 from hashlens.errors import UsageError
 from hashlens.progress import Progress
 
@@ -49,7 +49,7 @@ def compare(
 ) -> None:
     """Compare methods by MAP, beside printed numbers: tables, plots and a report. What is finished is kept."""
     from hashlens import comparison
-    from hashlens.comparison_tables import as_text
+    from hashlens.comparison.tables import as_text
 
     progress, lengths = Progress(quiet), _lengths(bits)
     columns = {"path": path_column, "labels": label_column, "split": split_column, "separator": separator}

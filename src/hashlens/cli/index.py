@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hashlens.cli_options import JSON, QUIET
+from hashlens.cli.options import JSON, QUIET
 from hashlens.errors import UsageError
 from hashlens.progress import Progress
 
