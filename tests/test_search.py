@@ -21,18 +21,9 @@ from hashlens.errors import DataError, MismatchError, UsageError
 from hashlens.index import HammingIndex
 from hashlens.index.folder import IndexFolder
 from hashlens.index.histogram import count_distances
-from hashlens.search import (
-    EmptyIndex,
-    NoSuchPicture,
-    Searcher,
-    UnreadablePicture,
-    describe_answer,
-    find_model,
-    open_searcher,
-    parse_code,
-    queries,
-    write_page,
-)
+from hashlens.search import EmptyIndex, NoSuchPicture, Searcher, UnreadablePicture, find_model, open_searcher
+from hashlens.search.answers import describe_answer, write_page
+from hashlens.search.queries import parse_code, queries
 from hashlens.thumbnails import Pictures
 
 

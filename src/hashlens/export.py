@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ import hashlens
 from hashlens.codes import Codes
 from hashlens.data.images import as_images
 from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
-from hashlens.features.batches import forward_batches
+from hashlens.features.batches import forward_batches, mean_of_views
 from hashlens.files import replacing, write_json
 from hashlens.networks.session import one_core_session
 from hashlens.progress import Progress
@@ -45,7 +46,7 @@ class OnnxEncoder:
             self.n_bits: int = facts["n_bits"]
             self.image_size: int = facts["input"]["size"]
             self.model: dict[str, str] = facts["model"]
-            self._views = [False, True] if facts["input"]["mirror"] else [False]
+            self._mirror: bool = facts["input"]["mirror"]
             self._forward = one_core_session(str(folder / "model.onnx"))
             self._hasher = hashlens.load(folder / "hasher") if facts["method_on_features"] else None
         except HashlensError:
@@ -56,15 +57,12 @@ class OnnxEncoder:
     def encode(self, X: Any, *, progress: Progress | None = None) -> Codes:
         """Codes of pictures: a uint8 array, paths, PIL pictures."""
         images = as_images(X)
-        if len(images) == 0:
-            raise DataError("there are no pictures; give at least one")
-        u: np.ndarray | None = None
-        with (progress or Progress(quiet=True)).bar("codes", len(images) * len(self._views)) as advance:
-            for flip in self._views:
-                for rows, outputs in forward_batches(self._forward, images, self.image_size, flip=flip):
-                    u = np.zeros((len(images), outputs.shape[1]), np.float32) if u is None else u
-                    u[rows] += outputs / len(self._views)
-                    advance(len(outputs))
+
+        def view(flip: bool) -> Iterator[tuple[slice, np.ndarray]]:
+            return forward_batches(self._forward, images, self.image_size, flip=flip)
+
+        with (progress or Progress(quiet=True)).bar("codes", len(images) * (1 + self._mirror)) as advance:
+            u = mean_of_views(view, len(images), self._mirror, advance)
         return Codes.from_relaxed(u) if self._hasher is None else self._hasher.encode(u)
 
 
@@ -142,7 +140,7 @@ def _compare(
     codes = encoder.encode(pictures, progress=progress)
     exported = time.perf_counter() - start
     start = time.perf_counter()
-    u = np.mean([_eager(network, size, pictures, flip) for flip in encoder._views], axis=0)
+    u = mean_of_views(lambda flip: _eager(network, size, pictures, flip), len(pictures), encoder._mirror)
     eager = time.perf_counter() - start
     if on_features:
         from hashlens.hashers.base import Hasher
@@ -155,14 +153,14 @@ def _compare(
     }
 
 
-def _eager(network: Any, size: int, pictures: Images, flip: bool) -> np.ndarray:
+def _eager(network: Any, size: int, pictures: Images, flip: bool) -> Iterator[tuple[slice, np.ndarray]]:
     """Outputs by torch's own forward pass, batch norms and all: nothing of what made the ONNX file."""
     import torch
 
-    with torch.inference_mode():
-        read = (pictures.read(np.arange(rows.start, rows.stop), size) for rows in blocks(len(pictures), 32))
-        batches = (torch.from_numpy(batch[:, :, ::-1].copy() if flip else batch) for batch in read)
-        return np.concatenate([network(batch).numpy() for batch in batches])
+    for rows in blocks(len(pictures), 32):
+        batch = pictures.read(np.arange(rows.start, rows.stop), size)
+        with torch.inference_mode():
+            yield rows, network(torch.from_numpy(batch[:, :, ::-1].copy() if flip else batch)).numpy()
 
 
 def network_of(hasher: Any, model: Path | None) -> tuple[Any, int, bool]:

@@ -127,7 +127,9 @@ def search(
     as_json: JSON = False,
 ) -> None:
     """Find the nearest pictures of an index. With --json a folder gives one object a line."""
-    from hashlens.search import UnreadablePicture, describe_answer, open_searcher, queries, write_page
+    from hashlens.search import UnreadablePicture, open_searcher
+    from hashlens.search.answers import describe_answer, write_page
+    from hashlens.search.queries import queries
     from hashlens.thumbnails import Pictures
 
     searcher = open_searcher(index, model, engine=_engine(index, engine, at, collection))

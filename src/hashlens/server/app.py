@@ -26,7 +26,8 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 import hashlens
 from hashlens.data.images import MAX_PIXELS
-from hashlens.search import Searcher, UnreadablePicture, parse_code
+from hashlens.search import Searcher, UnreadablePicture
+from hashlens.search.queries import parse_code
 from hashlens.server.guard import FORM, LOOPBACK, Counts, Guard, too_large
 from hashlens.server.metrics import as_text
 from hashlens.server.problems import PROBLEM, Problem, describe_validation, explain_errors, printable

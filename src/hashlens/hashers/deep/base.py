@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ from torch import nn
 from hashlens.data.images import ArrayImages, Images, as_images
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, UsageError
+from hashlens.features.batches import mean_of_views
 from hashlens.features.deep import extract, forward_all, forward_kept
 from hashlens.hashers.base import Hasher, is_features
 from hashlens.hashers.deep.heads import build_head
@@ -197,22 +198,18 @@ class DeepHasher(Hasher):
                 return self.network_(torch.from_numpy(X)).numpy()
         device = choose_device(self.training.device)
         precision = choose_precision(self.training.precision, device)
-        u = np.zeros((len(X), self._n_outputs), np.float32)
         how: dict[str, Any] = {"device": device, "precision": precision}
-        views = [False, True] if self.training.mirror else [False]
-        with (progress or Progress(quiet=True)).bar("codes", len(X) * len(views)) as advance:
-            for flip in views:
-                if keep and self.frozen_blocks_ > 0:
-                    cut = 1 + self.frozen_blocks_  # the preprocessing comes first
-                    maps = extract(self.network_[:cut], X, self.image_size_, flip=flip, progress=progress, **how)
-                    batches = forward_kept(self.network_[cut:], maps, **how)
-                else:
-                    batches = forward_all(self.network_, X, self.image_size_, flip=flip, **how)
-                for rows, outputs in batches:
-                    u[rows] += outputs
-                    advance(len(outputs))
-        u /= len(views)
-        return u
+
+        def view(flip: bool) -> Iterator[tuple[slice, np.ndarray]]:
+            if not keep or self.frozen_blocks_ == 0:
+                return forward_all(self.network_, X, self.image_size_, flip=flip, **how)
+            cut = 1 + self.frozen_blocks_  # the preprocessing comes first
+            maps = extract(self.network_[:cut], X, self.image_size_, flip=flip, progress=progress, **how)
+            return forward_kept(self.network_[cut:], maps, **how)
+
+        mirror = self.training.mirror
+        with (progress or Progress(quiet=True)).bar("codes", len(X) * (1 + mirror)) as advance:
+            return mean_of_views(view, len(X), mirror, advance)
 
     def _params_as_json(self) -> dict[str, Any]:
         return super()._params_as_json() | {"training": asdict(self.training)}

@@ -6,10 +6,8 @@ Pictures are read and encoded exactly as `hashlens encode` does it, so that a pi
 
 from __future__ import annotations
 
-import io
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,24 +16,19 @@ import numpy as np
 from PIL import Image
 
 from hashlens.codes import Codes
-from hashlens.data.images import FORMATS, MAX_PIXELS, Images, decode, quiet_pillow, reason, rgb, upright
+from hashlens.data.images import MAX_PIXELS
 from hashlens.errors import DataError, MismatchError, UsageError
-from hashlens.export import OnnxEncoder, load_encoder
+from hashlens.export import load_encoder
 from hashlens.index import HammingIndex, require_k, require_radius
 from hashlens.index.engines import Engine
 from hashlens.index.folder import IndexFolder
 from hashlens.index.histogram import count_distances
-from hashlens.index.plan import readable
+from hashlens.search.queries import QueryPicture, UnreadablePicture, code_function, parse_code
 from hashlens.shards import model_fingerprint
-from hashlens.thumbnails import Pictures
+
+__all__ = ["EmptyIndex", "NoSuchPicture", "Searcher", "UnreadablePicture", "open_searcher"]
 
 K = 10  # results, where neither their number nor a radius is asked for
-THUMBNAIL = 192  # pixels, twice what pages show
-READABLE = "JPEG, PNG, WebP, BMP, GIF or TIFF"
-
-
-class UnreadablePicture(DataError):
-    """What was given as a picture is none, or is damaged or too large."""
 
 
 class NoSuchPicture(DataError):
@@ -78,7 +71,7 @@ class Searcher:
         self.index = index
         self.engine = engine
         self.max_pixels = max_pixels
-        self._codes_of = None if encoder is None else _prepare(encoder)
+        self._codes_of = None if encoder is None else code_function(encoder)
 
     @property
     def takes_pictures(self) -> bool:
@@ -198,7 +191,7 @@ class Searcher:
     def _of_picture(self, picture: Path | bytes | Image.Image) -> Query:
         if self._codes_of is None:
             raise UsageError("no model is loaded, so pictures cannot be encoded; search by id or by code")
-        image = _QueryPicture(picture, self.max_pixels)
+        image = QueryPicture(picture, self.max_pixels)
         start = time.perf_counter()
         code = self._codes_of(image)
         return Query(code, image.facts, image.seconds, time.perf_counter() - start - image.seconds)
@@ -287,199 +280,8 @@ def require_model(index: IndexFolder, model: Path) -> None:
         index.require_model(fingerprints[-1])
 
 
-def parse_code(text: str, n_bits: int) -> Codes:
-    """
-    >>> parse_code("9f3c 21a0 77e4", 48).packed.tolist()
-    [[159, 60, 33, 160, 119, 228]]
-    """
-    n_digits = 2 * -(-n_bits // 8)
-    try:
-        packed = bytes.fromhex(text)
-    except ValueError as error:
-        raise UsageError(f"a code is written in {n_digits} hex digits, such as {'9f3c21a0' * 8:.{n_digits}}") from error
-    if len(packed) * 2 != n_digits:
-        raise UsageError(
-            f"the index holds codes of {n_bits} bits: {n_digits} hex digits are needed, {2 * len(packed)} are given"
-        )
-    if n_bits % 8 and packed[-1] & (0xFF >> (n_bits % 8)):
-        raise UsageError(f"the index holds codes of {n_bits} bits; bits beyond those must be 0")
-    return Codes(np.frombuffer(packed, np.uint8)[None], n_bits)
-
-
-class _QueryPicture(Images):
-    """One picture, read when the model asks for it and as large as it asks for, as pictures of an index are."""
-
-    names = ("query",)
-
-    def __init__(self, source: Path | bytes | Image.Image, max_pixels: int):
-        self.seconds = 0.0
-        self.facts: dict[str, Any] = {"path": source.as_posix()} if isinstance(source, Path) else {}
-        self._source, self._max_pixels = source, max_pixels
-
-    def picture(self, row: int, at_least: int | None = None) -> Image.Image:
-        start = time.perf_counter()
-        file = io.BytesIO(self._source) if isinstance(self._source, bytes) else self._source
-        try:
-            if isinstance(file, Image.Image):
-                image, size = rgb(upright(file)), file.size
-            else:
-                _require_pixels(file, self._max_pixels)
-                image, size = decode(file, at_least)
-        except UnreadablePicture:
-            raise
-        except Exception as error:  # a damaged file makes Pillow raise nearly anything
-            raise UnreadablePicture(_why(file, error)) from error
-        self.facts |= {"width": size[0], "height": size[1]}
-        self.seconds += time.perf_counter() - start
-        return image
-
-    def __getitem__(self, rows: Any) -> Images:
-        return self
-
-    def fingerprint(self) -> str:
-        raise NotImplementedError("this is read once: nothing computed from it is to be kept")
-
-
-def _require_pixels(file: Path | io.BytesIO, most: int) -> None:
-    """Only the first bytes are read for this: a small file can claim to be a picture that fills the memory."""
-    with Image.open(file, formats=FORMATS) as image:
-        width, height = image.size
-    if width * height > most:
-        raise UnreadablePicture(
-            f"the picture has {width:,} x {height:,} pixels, the limit is {most / 1e6:.0f} million; make it smaller"
-        )
-    if isinstance(file, io.BytesIO):
-        file.seek(0)
-
-
-def _why(file: Path | io.BytesIO | Image.Image, error: Exception) -> str:
-    if isinstance(file, Image.Image):
-        return f"the picture is damaged ({error}); open it again"
-    name = "this" if isinstance(file, io.BytesIO) else f"'{file}'"
-    try:
-        why = reason(file, error)
-        n_bytes = len(file.getbuffer()) if isinstance(file, io.BytesIO) else file.stat().st_size
-    except OSError:
-        return f"there is no picture {name}; check the path"
-    if why == "truncated":
-        return f"{name} is cut off after {readable(n_bytes)}; save or send it again"
-    return f"{name} is not a picture that can be read ({why}); give a {READABLE}"
-
-
-def _prepare(encoder: Any) -> Callable[[Images], Codes]:
-    """What makes the code of one picture: the network is made ready here, once, and not again for each picture."""
-    from hashlens.encoding import encode_function
-    from hashlens.export import network_of
-
-    if isinstance(encoder, OnnxEncoder):
-        return encoder.encode
-    try:
-        network, size, on_features = network_of(encoder, None)
-    except (UsageError, AttributeError):  # nothing that runs alone; it has its own way
-        return encode_function(encoder)
-    from hashlens.hashers.base import Hasher
-    from hashlens.networks.inference import choose_device, choose_precision, forward_function, prepare_cpu
-
-    prepare_cpu()
-    wanted = (choose_device(), "auto", False)
-    if not on_features:
-        wanted = (choose_device(encoder.training.device), encoder.training.precision, encoder.training.mirror)
-    device, precision, mirror = wanted
-    example = np.zeros((1, size, size, 3), np.uint8)
-    forward = forward_function(network, example, device, choose_precision(precision, device))
-
-    def codes_of(images: Images) -> Codes:
-        picture = images.read([0], size)
-        outputs = forward(picture)
-        if mirror:
-            outputs = (outputs + forward(np.ascontiguousarray(picture[:, :, ::-1]))) / 2
-        if on_features:
-            outputs = Hasher.project(encoder, outputs.astype(np.float16).astype(np.float32))
-        return Codes.from_relaxed(outputs)
-
-    return codes_of
-
-
 def _ties(distances: np.ndarray, histogram: np.ndarray) -> dict[str, int] | None:
     if not len(distances):
         return None
     last = int(distances[-1])
     return {"distance": last, "shown": int((distances == last).sum()), "total": int(histogram[last])}
-
-
-def queries(source: str) -> Iterator[tuple[str, Any]]:
-    """What the command line is given, by name: a picture, a code, each picture of a folder, or - for standard input."""
-    if source == "-":
-        import sys
-
-        yield "standard input", sys.stdin.buffer.read()
-    elif Path(source).is_dir():
-        from hashlens.data.folder import find_pictures
-
-        for name in find_pictures(Path(source)):
-            yield (Path(source) / name).as_posix(), Path(source) / name
-    else:
-        yield source, source
-
-
-def describe_answer(name: str, answer: dict[str, Any]) -> str:
-    """The answer as text, a line for each picture found."""
-    index, hits, ties = answer["index"], answer["hits"], answer["ties"]
-    times = "  ".join(f"{key} {value:.1f} ms" for key, value in answer["timing_ms"].items() if key != "items")
-    exact = "exact" if index["exact"] else "approximate"
-    code = f"{index['n_bits']} bits {grouped(answer['query']['code'])}"
-    lines = [f"{name} · {code} · {times} · {index['n']:,} pictures, {exact}"]
-    if not hits:
-        return "\n".join([*lines, _nothing(answer)])
-    labels = [", ".join(hit["labels"] or []) for hit in hits]
-    width = max(len("label"), *map(len, labels)) if any(labels) else 0
-    lines.append(" rank  bits apart  " + (f"{'label':<{width}}  " if width else "") + "path")
-    for rank, (hit, label) in enumerate(zip(hits, labels, strict=True), 1):
-        lines.append(f"{rank:>5}  {hit['distance']:>10}  " + (f"{label:<{width}}  " if width else "") + hit["path"])
-    if ties["total"] > ties["shown"]:
-        d = ties["distance"]
-        lines[-1] += f"        {ties['total'] - ties['shown']:,} more at distance {d} (show: --radius {d})"
-    return "\n".join(lines)
-
-
-def _nothing(answer: dict[str, Any]) -> str:
-    nearest = np.flatnonzero(answer["histogram"])
-    if not len(nearest):
-        return "no picture has that label"
-    return f"no picture is as near as that; the nearest is {nearest[0]} bits away (show: --radius {nearest[0]})"
-
-
-def grouped(code: str) -> str:
-    """
-    >>> grouped("9f3c21a077e4")
-    '9f3c 21a0 77e4'
-    """
-    return " ".join(code[start : start + 4] for start in range(0, len(code), 4))
-
-
-def write_page(path: Path, answers: Sequence[tuple[str, Any, dict[str, Any]]], pictures: Pictures) -> None:
-    """Write answers, each with its name and what was searched for, as one HTML file that needs no network."""
-    from hashlens import report
-
-    rows = [
-        {
-            **answer,
-            "name": name,
-            "image": _small(query),
-            "hits": [(hit, pictures.thumbnail(hit["path"], THUMBNAIL)) for hit in answer["hits"]],
-        }
-        for name, query, answer in answers
-    ]
-    of = answers[0][0] if len(answers) == 1 else f"{len(answers):,} queries"
-    report.write_page(
-        path, "search.html.j2", title=f"Nearest pictures of {of}", rows=rows, grouped=grouped, nothing=_nothing
-    )
-
-
-def _small(query: Any) -> Image.Image | None:
-    if isinstance(query, str) and not Path(query).is_file():
-        return None
-    with quiet_pillow():
-        image = decode(io.BytesIO(query) if isinstance(query, bytes) else Path(query), THUMBNAIL)[0]
-    image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BICUBIC)
-    return image
