@@ -18,7 +18,7 @@ HERE = Path(__file__).parent / "results" / "comparison"
 CELLS = Path("bench")
 
 TABLE1 = "sh,itq,splh,lfh,sdh,ksh,fasth"
-NETWORKS = "dtsh,dpsh,ninh,cnnh,dsrh,dsch,drsch,dlbhc,classifier"
+NETWORKS = "dtsh,dpsh,ninh,cnnh,dsrh,dsch,drsch,dlbhc,classifier,semantic,dh,dh-supervised"
 QUICK = "lsh,sikh,sh,bre,itq,isohash,agh,dgh,sgh,ccaitq,splh,lfh,sdh,rsh"
 SLOW = "mlh,ksh,fasth,cghash"
 MIRFLICKR = "mirflickr25k"
@@ -31,8 +31,8 @@ RUNS = {
     "cifar10-deep": ["cifar10", "--methods", f"lsh,{TABLE1}", "--features", "deep"],
     "cifar10-resnet50": ["cifar10", "--methods", TABLE1, "--features", "resnet50@112"],
     "mirflickr": [MIRFLICKR, "--methods", "dtsh,itq,lsh", "--features", "deep"],
-    "mirflickr-shallow": [MIRFLICKR, "--methods", f"{QUICK},{SLOW},semantic,dh,dh-supervised", "--features", "deep"],
-    "mirflickr-networks": [MIRFLICKR, "--methods", NETWORKS, "--frozen-blocks", "15"],
+    "mirflickr-shallow": [MIRFLICKR, "--methods", f"{QUICK},{SLOW}", "--features", "deep"],
+    "mirflickr-networks": [MIRFLICKR, "--methods", NETWORKS, "--features", "deep", "--frozen-blocks", "15"],
 }
 
 

@@ -20,13 +20,14 @@ DOCS = Path(__file__).parent.parent / "docs" / "reproduction"
 SAME = ["--scale", "full", "--seeds", "1", "--frozen-blocks", "15"]
 RUNS = {
     "table1": SAME,
+    "table2": [*SAME, "--methods", "dtsh,sh,itq,splh,lfh,sdh,ksh,fasth"],
     "table3": [*SAME, "--image-size", "160", "--methods", "dtsh,dpsh"],
     "alpha": SAME,
     "lambda": SAME,
     "train-size": SAME,
     "examples": SAME,
     "port": [*SAME, "--epochs", "10"],
-    "unseen": SAME,
+    "unseen": [*SAME, "--bits", "12,48"],
 }
 
 

@@ -232,7 +232,7 @@ def test_resume_with_the_checkpoint_of_another_model(hashlens, tmp_path):
     assert hashlens("train", photos, *SMALL, "--out", tmp_path / "other")[0] == 0
     run.mkdir()
     config = json.loads((tmp_path / "other" / "config.json").read_text())
-    hasher = cli._make(config | {"params": config["params"] | {"n_bits": 16}})
+    hasher = cli.train._make(config | {"params": config["params"] | {"n_bits": 16}})
     source = open_source(photos)
     protocol = make_protocol(source)
     with pytest.raises(Stopped):

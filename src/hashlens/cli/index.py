@@ -1,4 +1,4 @@
-"""The commands of the index: build, add, remove, compact, verify, plan."""
+"""The commands of the index: build, add, remove, compact, verify, copy, plan."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from hashlens.progress import Progress
 if TYPE_CHECKING:
     from hashlens.index.folder import IndexFolder
 
-app = typer.Typer(help="Make codes searchable, and keep them so.", no_args_is_help=True)
+app = typer.Typer()
+index_app = typer.Typer(help="Make codes searchable, and keep them so.", no_args_is_help=True)
+app.add_typer(index_app, name="index")
 
 INDEX = Annotated[Path, typer.Argument(help="Folder of the index.")]
 CODES = Annotated[list[Path], typer.Argument(help="Folders of codes that hashlens encode wrote.")]
 
 
-@app.command()
+@index_app.command()
 def build(
     codes: CODES,
     out: Annotated[Path, typer.Option(help="Folder of the new index.")] = Path("index"),
@@ -40,7 +42,7 @@ def build(
     _add(index, codes, Progress(quiet), as_json)
 
 
-@app.command()
+@index_app.command()
 def add(index: INDEX, codes: CODES, as_json: JSON = False, quiet: QUIET = False) -> None:
     """Add codes to an index; those that are in it already are not added again."""
     from hashlens.index.folder import IndexFolder
@@ -70,7 +72,7 @@ def _add(index: IndexFolder, codes: list[Path], progress: Progress, as_json: boo
     print(f"{len(index):,} pictures of {index.n_bits} bits\nnext     hashlens search {index.path} picture.jpg")
 
 
-@app.command()
+@index_app.command()
 def remove(
     index: INDEX,
     ids: Annotated[str | None, typer.Option(help="Between commas.")] = None,
@@ -93,7 +95,7 @@ def remove(
     print(json.dumps(result) if as_json else f"{result['removed']:,} removed, {len(folder):,} left in {index}")
 
 
-@app.command()
+@index_app.command()
 def compact(index: INDEX, as_json: JSON = False) -> None:
     """Give back the room of removed pictures and join small parts; ids stay the same."""
     from hashlens.index.folder import IndexFolder
@@ -105,7 +107,7 @@ def compact(index: INDEX, as_json: JSON = False) -> None:
     )
 
 
-@app.command()
+@index_app.command()
 def verify(index: INDEX, as_json: JSON = False) -> None:
     """Compare every file of an index with its checksum."""
     from hashlens.index.folder import IndexFolder
@@ -119,7 +121,7 @@ def verify(index: INDEX, as_json: JSON = False) -> None:
     )
 
 
-@app.command()
+@index_app.command()
 def copy(
     index: INDEX,
     engine: Annotated[str, typer.Option(help="milvus, pgvector or faiss (approximate).")],
@@ -146,7 +148,7 @@ def copy(
         print(f"{result['n'] - len(folder):,} that are no longer in {index} are still there")
 
 
-@app.command("plan")
+@index_app.command("plan")
 def plan_(
     n: Annotated[str, typer.Option(help="Number of pictures, such as 1000000 or 1e9.")],
     bits: Annotated[int, typer.Option(help="Length of the codes.")] = 48,

@@ -18,7 +18,7 @@ from hashlens.runs import machine, versions
 SCALES = {
     "smoke": "Smoke: a few digits and a moment of training show that every part works. **The numbers mean nothing.**",
     "small": "Small: the real data with few lengths, one seed and short training. Orders hold, numbers are low.",
-    "full": "Full: everything, with the training that the methods have by default.",
+    "full": "Full: everything, with the training that the methods have by default, unless the commands say otherwise.",
 }
 TITLE = "The paper again"
 
@@ -58,7 +58,8 @@ def markdown(sections: Sequence[Section], facts: Mapping[str, Any]) -> str:
     """The page as text; `facts` are those of the machine."""
     lines = [f"# {TITLE}", "", f"{PAPER}.", ""]
     lines += [f"{SCALES[name]}" for name in _scales(sections)]
-    lines += ["", f"On {facts['cpu']}, {facts['threads']} threads; versions, splits and their hashes are in env.json."]
+    threads = "1 thread" if facts["threads"] == 1 else f"{facts['threads']} threads"
+    lines += ["", f"On {facts['cpu']}, {threads}; versions, splits and their hashes are in env.json."]
     lines += ["", "## What holds", ""]
     lines += [f"- {outcome}" for section in sections for outcome in section.outcomes] or ["Nothing was checked."]
     for section in sections:
