@@ -31,6 +31,35 @@ def test_results_tell_how_they_were_made(path):
     assert result["map"] == result["metrics"]["map"]
 
 
+def maps(name):
+    """MAP by method and length of a committed comparison."""
+    path = ROOT / "benchmarks" / "results" / "comparison" / f"{name}.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return {row["method"]: {n: at["map"] for n, at in row["lengths"].items()} for row in rows}
+
+
+def test_what_is_said_of_the_comparisons():
+    """docs/comparison.md: near the printed numbers with GIST, above them with learnt features, DTSH above all."""
+    path = ROOT / "benchmarks" / "results" / "comparison"
+    gist = maps("cifar10-gist") | maps("cifar10-gist-slow")
+    printed = {}
+    for name in ("cifar10-gist", "cifar10-gist-slow"):
+        for row in json.loads((path / f"{name}.json").read_text(encoding="utf-8"))["rows"]:
+            printed |= {(row["method"], n): at["printed"]["map"] for n, at in row["lengths"].items() if at["printed"]}
+    assert len(printed) == 7 * 4
+    for (method, n), theirs in printed.items():
+        assert gist[method][n] > theirs - 0.01, (method, n)
+        assert method not in ("sh", "itq") or gist[method][n] < theirs + 0.01, (method, n)
+
+    own = {str(n): tables.load()[f"cifar10-1-dtsh-{n}"]["map"] for n in (12, 24, 32, 48)}
+    for name in ("cifar10-deep", "cifar10-resnet50"):
+        for method, at in maps(name).items():
+            assert all(gist[method][n] < at[n] < own[n] for n in own), (name, method)
+    dtsh = maps("mirflickr")["dtsh"]
+    for method, at in maps("mirflickr-shallow").items():
+        assert all(at[n] < dtsh[n] for n in dtsh), method
+
+
 def test_every_command_in_readme_exists():
     commands = set(typer.main.get_command(app).commands)
     named = set(re.findall(r"(?:^|`)hashlens ([a-z]+)", README, re.MULTILINE)) - {"implements"}
