@@ -1,6 +1,6 @@
 """Speed as ratios: each part runs our way and the usual way in one process and prints both, the ratio and a limit.
 
-    python -m benchmarks.bench [metrics] [nuswide] [loss] [epoch] [time-to-map]
+    python -m benchmarks.bench [metrics] [loss] [epoch] [time-to-map]
 
 Seconds on a shared machine are noisy, ratios within one process much less so. The usual ways are written here from
 their description: a sort of the whole ranking for each query, a loop over the rows of a batch, fine-tuning of the
@@ -89,40 +89,6 @@ def metrics() -> None:
     show("MAP, 1,000 queries x 59,000 codes x 48 bits", seconds(ours), seconds(usual, 1), limit)
     everything = seconds(lambda: evaluate_codes(query, database, *labels))
     print(f"  all measures (tie-aware, bounds, precision, recall, radius) in {everything:.3f} s")
-
-
-def nuswide() -> None:
-    """MAP at the size of NUS-WIDE, without its pictures: 2,100 queries in 190,000 random codes of 48 bits.
-
-    With the folder of its ground truth in the variable NUSWIDE, the labels are the real ones, split by the protocol,
-    whose counts are printed; without it, 21 random concepts.
-    """
-    rng = np.random.default_rng(0)
-    if "NUSWIDE" in os.environ:
-        from hashlens.data.nuswide import read_ground_truth
-        from hashlens.data.protocols import PROTOCOLS
-
-        known, _ = read_ground_truth(os.environ["NUSWIDE"])
-        start = time.perf_counter()
-        protocol = PROTOCOLS["nuswide-1"](known, 0)
-        taken = time.perf_counter() - start
-        print(
-            f"NUS-WIDE, 21 concepts: {int(known.values.any(axis=1).sum()):,} pictures, {len(protocol.query):,} queries,"
-            f" {len(protocol.database):,} searched, {len(protocol.train):,} training, split in {taken:.1f} s"
-        )
-        labels = [known[protocol.query], known[protocol.database]]
-    else:
-        labels = [Labels.of(rng.random((n, 21)) < 0.115) for n in (2_100, 190_000)]
-    query, database = (Codes.from_relaxed(rng.standard_normal((len(y), 48))) for y in labels)
-    evaluate_ranking(query[:2], database, labels[0][:2], labels[1], topk=5_000)  # compiles
-    for topk in (5_000, 50_000):
-        start = time.perf_counter()
-        value = evaluate_ranking(query, database, *labels, topk=topk).mean_average_precision()
-        taken = time.perf_counter() - start
-        print(
-            f"MAP@{topk}, {len(query):,} queries x {len(database):,} codes x 48 bits: {taken:.2f} s (MAP {value:.4f})",
-            flush=True,
-        )
 
 
 def loss() -> None:
@@ -285,7 +251,7 @@ def _forget_features() -> None:
     shutil.rmtree(cache_dir() / "features", ignore_errors=True)
 
 
-PARTS = {"metrics": metrics, "nuswide": nuswide, "loss": loss, "epoch": epoch, "time-to-map": time_to_map}
+PARTS = {"metrics": metrics, "loss": loss, "epoch": epoch, "time-to-map": time_to_map}
 
 if __name__ == "__main__":
     chosen = sys.argv[1:] or list(PARTS)

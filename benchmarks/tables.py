@@ -124,6 +124,19 @@ def load_test() -> str:
     return "\n".join(rows)
 
 
+def nuswide() -> str:
+    """What `python -m benchmarks.nuswide --write` counted and measured."""
+    found = json.loads((RESULTS / "speed" / "nuswide.json").read_text(encoding="utf-8"))
+    counts = [f"{found[key]:,}" for key in ("pictures", "queries", "searched", "training")]
+    maps = [f"{found[f'map_at_{k}']:.3f} in {found[f'map_at_{k}_seconds']:.1f} s" for k in (5_000, 50_000)]
+    rows = [
+        "| pictures with one of the 21 concepts | queries | searched | training | MAP@5000 | MAP@50000 |",
+        "|---:|---:|---:|---:|---:|---:|",
+        f"| {' | '.join([*counts, *maps])} |",
+    ]
+    return "\n".join(rows)
+
+
 def _time(result: dict[str, Any]) -> str:
     return f"{duration(result['seconds']['total'])}, {result['machine']['threads']}"
 
@@ -137,6 +150,7 @@ TABLES = {
     "methods": methods,
     "speed": speed,
     "load-test": load_test,
+    "nuswide": nuswide,
 }
 
 
