@@ -64,7 +64,7 @@ def map_figure(result: dict[str, Any], ink: str) -> Figure:
                 deviation = [at["map_deviation"] or 0 for _, at in points]
                 axes.errorbar(x, y, yerr=deviation, capsize=3, elinewidth=1, **_style(result, row["method"]))
         axes.set_xticks(result["bits"])
-        axes.set_ylim(0, _top(at["map"] for row in rows for at in row["lengths"].values()))
+        axes.margins(y=0.08)  # not from 0: many methods are near each other, far above it
     _legend(figure, result, ink)
     return figure
 
