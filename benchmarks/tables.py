@@ -1,7 +1,8 @@
 """The tables of README and docs, made from benchmarks/results.
 
 python -m benchmarks.tables           print them
-python -m benchmarks.tables --write   put them between their markers; the tests fail when they are stale
+python -m benchmarks.tables --write   put them between their markers, and draw the figures of docs/comparison.md; the
+                                      tests fail when a table is stale
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hashlens.comparison.figures import map_figure
 from hashlens.comparison.tables import as_markdown, method_name
+from hashlens.figures import INK, svg_style, svg_text
+from hashlens.files import write_text
 from hashlens.hashers import METHODS
 from hashlens.progress import duration
 
@@ -20,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
+FIGURES = ("cifar10-gist", "mirflickr-shallow")  # comparisons that are drawn
 VARIANTS = ("-resnet50", "-triplets")  # how the names of other runs than the usual ones end
 SETTINGS = {"cifar10-1": "CIFAR-10, setting 1", "cifar10-2": "CIFAR-10, setting 2"}
 
@@ -164,7 +169,17 @@ def filled(text: str) -> str:
     return re.sub(r"<!-- table ([^>]+) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)
 
 
+def draw(name: str) -> None:
+    """MAP against the number of bits of a comparison, as docs/figures/NAME.svg."""
+    result = json.loads((RESULTS / "comparison" / f"{name}.json").read_text(encoding="utf-8"))
+    with svg_style():
+        write_text(ROOT / "docs" / "figures" / f"{name}.svg", svg_text(map_figure(result, INK)))
+
+
 if __name__ == "__main__":
+    if "--write" in sys.argv:
+        for name in FIGURES:
+            draw(name)
     for page in PAGES:
         if "--write" in sys.argv:
             page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

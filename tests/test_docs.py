@@ -67,9 +67,10 @@ def test_every_command_in_readme_exists():
     assert named <= commands, named - commands
 
 
-def test_files_that_readme_links_to_exist():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_links_to_exist(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
 
 
 def test_python_examples_run(tmp_path, monkeypatch):
