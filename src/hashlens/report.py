@@ -11,7 +11,6 @@ import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,11 +130,8 @@ def write_reproduction(
 def write_page(path: Path, template: str, **parts: Any) -> None:
     import jinja2
 
-    def read(name: str) -> str:
-        return resources.files("hashlens").joinpath(name).read_text(encoding="utf-8")
-
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(read), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.PackageLoader("hashlens"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["data_uri"] = _data_uri
     write_text(path, environment.get_template(template).render(parts) + "\n")
