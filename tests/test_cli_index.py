@@ -93,3 +93,46 @@ def test_what_is_refused(run, codes, tmp_path, rng):
     code, out = run("index", "verify", index)
     assert code == 3 and "part-00001.pieces.npy is damaged" in out
     assert np.load(path, mmap_mode="r").shape == (3, 40)
+
+
+def test_bad_words_are_one_sentence(run, codes, tmp_path):
+    index = tmp_path / "index"
+    run("index", "build", codes, "--out", index, "--quiet")
+    for words, sentence in (
+        (("--ids", "99999999999999999999"), "--ids takes whole numbers"),
+        (("--ids", "-3"), "--ids takes whole numbers"),
+        (("--label", "\udcff"), "the label is not text"),
+        (("--path", "\udcff*"), "the pattern is not text"),
+    ):
+        code, out = run("index", "remove", index, *words)
+        assert code == 2 and sentence in out, words
+    assert json.loads(run("index", "remove", index, "--path", "*/1*", "--json")[1])["removed"] == 22
+    next(index.glob("*.items.arrow")).unlink()
+    code, out = run("index", "verify", index)
+    assert code == 3 and "cannot be read (No such file" in out
+
+
+def test_a_damaged_shard_is_not_added(run, codes, tmp_path):
+    file = codes / "shard-00001.codes.npy"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    code, out = run("index", "build", codes, "--out", tmp_path / "index", "--quiet")
+    assert code == 3 and "shard-00001 in" in out and "not as it was written" in out
+
+
+def test_the_same_pictures_are_added_once_whoever_wrote_their_table(run, codes, tmp_path, monkeypatch):
+    """Another version of the library writes other bytes for the same table."""
+    from hashlens import shards
+
+    index = tmp_path / "index"
+    run("index", "build", codes, "--out", index, "--quiet")
+    whole = shards.parquet
+    monkeypatch.setattr(shards, "parquet", lambda table: whole(table).replace(b"parquet-cpp", b"parquet-CPP"))
+    again = CodesFolder.create(tmp_path / "again", n_bits=48, model=MODEL)
+    for part in CodesFolder.open(codes):
+        again.append(*part)
+    again.finish()
+    files = [(place / "shard-00000.items.parquet").read_bytes() for place in (codes, tmp_path / "again")]
+    assert files[0] != files[1]
+    assert json.loads(run("index", "add", index, tmp_path / "again", "--json", "--quiet")[1])["added"] == 0

@@ -413,7 +413,10 @@ def test_nothing_can_be_read(hasher, tmp_path):
     for _ in range(2):
         with pytest.raises(DataError, match=r"no picture of .*photos can be read \(3 looked at, .*not a picture"):
             encode_source(hasher, str(photos), tmp_path / "codes", QUIET, shard_size=2)
-    CodesFolder.open(tmp_path / "codes").verify()
+    assert (tmp_path / "codes" / "skipped.csv").read_text().count("no") >= 3
+    colours(1).save(photos / "b.jpg")
+    result = encode_source(hasher, str(photos), tmp_path / "codes", QUIET, shard_size=2)
+    assert (result["n"], result["n_skipped"]) == (1, 2), "once a picture is mended, the same command goes on"
 
 
 class Wrapped:
@@ -767,3 +770,27 @@ def test_progress(hasher, photos, tmp_path, whole):
         line.startswith("shard 2: 1 pictures skipped") and "broken.jpg (not a picture)" in line for line in said.lines
     )
     assert said.lines[-1].startswith("pictures  21/21")
+
+
+def test_a_missing_name_that_is_no_text(hasher, photos, tmp_path):
+    """A list may name what is not there in bytes that are not UTF-8."""
+    (tmp_path / "list.txt").write_bytes(f"{photos}/cats/00.png\n".encode() + b"gone\xe9.jpg\n")
+    result = encode_source(hasher, str(tmp_path / "list.txt"), tmp_path / "codes", QUIET)
+    assert (result["n"], result["n_skipped"]) == (1, 1)
+    assert CodesFolder.open(tmp_path / "codes").skipped() == [("gone\\udce9.jpg", "no such file")]
+
+
+def test_a_model_that_looks_at_mirror_images_stops_when_asked_to(photos, tmp_path, monkeypatch):
+    from hashlens import DTSH, Training
+
+    rng = np.random.default_rng(0)
+    training = Training(epochs=1, batch_size=10, mirror=True)
+    pictures = rng.integers(0, 256, (20, 16, 16, 3), np.uint8)
+    hasher = DTSH(8, backbone="small-cnn", training=training).fit(pictures, np.arange(20) % 2)
+    said = Said()
+    encode_source(hasher, str(photos), tmp_path / "codes", said)
+    assert any("40/40" in line for line in said.lines), "20 pictures, read twice"
+    monkeypatch.setattr(encoding, "FINISH_SECONDS", 0)
+    asked = iter([False] * 5)  # asked before the shard and after each batch of 8: in the second half
+    with pytest.raises(Stopped):
+        encode_source(hasher, str(photos), tmp_path / "other", QUIET, stop=lambda: next(asked, True))

@@ -43,8 +43,26 @@ def test_the_same_bits(model, pictures, tmp_path):
     facts = json.loads((tmp_path / "out" / "config.json").read_text())
     assert facts["input"]["shape"] == ["n", 16, 16, 3] and "centre crop" in facts["input"]["resize"]
     assert len(facts["model"]["fingerprint"]) == 64
-    with pytest.raises(UsageError, match="holds a model already"):
+    with pytest.raises(UsageError, match="not empty; choose another --out"):
         export_onnx(model, tmp_path / "out", images, QUIET)
+
+
+def test_a_folder_of_other_things_is_left_alone(model, pictures, tmp_path, monkeypatch):
+    import hashlens.export
+
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="not empty; choose another --out"):
+        export_onnx(model, tmp_path, as_images(pictures[0]), QUIET)
+    assert (tmp_path / "thesis.txt").exists()
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hashlens.export, "_compare", interrupted)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        export_onnx(model, tmp_path / "empty", as_images(pictures[0]), QUIET)
+    assert not (tmp_path / "empty").exists(), "nothing half done is left"
 
 
 def test_a_method_on_features(pictures, tmp_path, monkeypatch):

@@ -149,3 +149,14 @@ def test_cache_dir(monkeypatch):
     assert cache_dir() == Path("here/or/there")
     monkeypatch.delenv("HASHLENS_CACHE")
     assert cache_dir().is_absolute() and "hashlens" in cache_dir().parts
+
+
+def test_new_files_have_the_rights_that_the_user_wants(tmp_path):
+    before = os.umask(0o077)
+    try:
+        write_text(tmp_path / "a", "x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(StorageError, match="the name is too long"):
+        write_text(tmp_path / ("n" * 300), "x")

@@ -433,3 +433,34 @@ def test_reading_needs_no_torch():
 
 def test_shard_numbers_may_outgrow_their_digits():
     assert shards.SHARD_FILE.fullmatch("shard-1234567.codes.npy")
+
+
+def test_the_list_is_known_by_its_content(tmp_path, monkeypatch):
+    """Not by the bytes of a file, which differ from version to version of the library that writes it."""
+    pictures = some_items(12)
+    how = {"n_bits": 12, "model": MODEL, "shard_size": 5, "source": "photos"}
+    CodesFolder.create(tmp_path / "codes", pictures=pictures, **how)
+    whole = shards.parquet
+    monkeypatch.setattr(shards, "parquet", lambda table: whole(table).replace(b"parquet-cpp", b"parquet-CPP"))
+    folder = CodesFolder.create(tmp_path / "codes", pictures=pictures, **how)
+    assert not folder.changed(pictures) and folder.pictures().equals(pictures)
+    assert not folder.changed(pa.concat_tables([pictures[:7], pictures[7:]]))
+    assert folder.changed(pictures[:11]) and folder.changed(pictures.take([1, 0, *range(2, 12)]))
+
+
+def test_what_was_skipped_is_listed_once_however_often_its_shard_is_made(tmp_path):
+    how = {"n_bits": 12, "model": MODEL, "shard_size": 5, "source": "photos", "pictures": some_items(10)}
+    folder = CodesFolder.create(tmp_path, **how)
+    folder.append(some_codes(4), some_items(4), [("photos/004.jpg", "damaged")], 0)
+    folder.append(some_codes(5), some_items(5, 5), [], 1)
+    folder.drop(folder.shards[:1])
+    again = CodesFolder.create(tmp_path, **how)  # another process, later
+    again.append(some_codes(4), some_items(4), [("photos/004.jpg", "damaged")], 0)
+    again.finish()
+    assert again.skipped() == [("photos/004.jpg", "damaged")] and again.n_skipped == 1
+    straight = CodesFolder.create(tmp_path / "straight", **how)
+    straight.append(some_codes(4), some_items(4), [("photos/004.jpg", "damaged")], 0)
+    straight.append(some_codes(5), some_items(5, 5), [], 1)
+    straight.finish()
+    (tmp_path / "straight").rename(tmp_path.parent / "straight")
+    assert contents(tmp_path) == contents(tmp_path.parent / "straight")

@@ -2,8 +2,8 @@
 
 The list of pictures is made first and kept (see data/listing.py); its rows are cut into shards by position. A shard is
 encoded and written as a whole, so the same command goes on where the last one ended, whatever ended it. Each picture
-is decoded once; one that cannot be read has no code, and skipped.csv says why. Memory does not grow with the number of
-pictures but for their paths.
+is decoded once, or twice for a model that also looks at its mirror image; one that cannot be read has no code, and
+skipped.csv says why. Memory does not grow with the number of pictures but for their paths.
 
 With part i/n, n machines encode one list without knowing of each other: each makes every n-th shard, in a folder
 part-i-of-n of its own below the one that is given. `shards.open_together` reads the folders as one.
@@ -81,14 +81,16 @@ def encode_source(
         if missing := folder.missing():
             encode = encode_function(encoder)
             rows = [shard_rows(folder, number) for number in missing]
-            with progress.bar("pictures", sum(place.stop - place.start for place in rows)) as advance:
+            n_views = 2 if mirrors(encoder) else 1
+            n_reads = n_views * sum(place.stop - place.start for place in rows)
+            with progress.bar("pictures" if n_views == 1 else "pictures, twice each", n_reads) as advance:
                 for number, place in zip(missing, rows, strict=True):
                     if stop():
                         raise _stopped(folder)
                     table = pictures.slice(place.start, place.stop - place.start)
                     images = ListedImages(
                         table,
-                        _Watch(len(table), advance, stop, folder),
+                        _Watch(n_views * len(table), advance, stop, folder),
                         None if listing.images is None else listing.images[place],
                     )
                     codes = encode(images)
@@ -200,13 +202,14 @@ def write_shard(
 
 def finish(folder: CodesFolder) -> dict[str, Any]:
     """Say that all is done, and what there is."""
-    folder.finish()
     if folder.shards and not len(folder):
         path, why = folder.skipped()[-1]
+        folder.abandon()  # once the pictures are mended, the same command reads them
         raise DataError(
             f"no picture of {folder.source} can be read ({folder.n_skipped:,} looked at, last {path}: {why});"
             f" see {folder.path / 'skipped.csv'}"
         )
+    folder.finish()
     return {"n": len(folder), "n_bits": folder.n_bits, "n_skipped": folder.n_skipped, "out": str(folder.path)}
 
 
@@ -289,6 +292,12 @@ def _feature_function(kind: str) -> Callable[[Images], Iterator[np.ndarray]]:
             yield outputs.astype(np.float16).astype(np.float32)  # what the cache would have kept
 
     return features
+
+
+def mirrors(encoder: Any) -> bool:
+    """Whether the codes are those of a picture and its mirror image together."""
+    own = getattr(encoder, "mirror", None)  # of an exported model
+    return bool(getattr(getattr(encoder, "training", None), "mirror", False)) if own is None else own
 
 
 def identify(encoder: Any, folder: Path | None) -> dict[str, str]:

@@ -46,7 +46,7 @@ class OnnxEncoder:
             self.n_bits: int = facts["n_bits"]
             self.image_size: int = facts["input"]["size"]
             self.model: dict[str, str] = facts["model"]
-            self._mirror: bool = facts["input"]["mirror"]
+            self.mirror: bool = facts["input"]["mirror"]
             self._forward = one_core_session(str(folder / "model.onnx"))
             self._hasher = hashlens.load(folder / "hasher") if facts["method_on_features"] else None
         except HashlensError:
@@ -61,8 +61,8 @@ class OnnxEncoder:
         def view(flip: bool) -> Iterator[tuple[slice, np.ndarray]]:
             return forward_batches(self._forward, images, self.image_size, flip=flip)
 
-        with (progress or Progress(quiet=True)).bar("codes", len(images) * (1 + self._mirror)) as advance:
-            u = mean_of_views(view, len(images), self._mirror, advance)
+        with (progress or Progress(quiet=True)).bar("codes", len(images) * (1 + self.mirror)) as advance:
+            u = mean_of_views(view, len(images), self.mirror, advance)
         return Codes.from_relaxed(u) if self._hasher is None else self._hasher.encode(u)
 
 
@@ -86,8 +86,8 @@ def export_onnx(model: Path, out: Path, pictures: Images, progress: Progress) ->
     """Write the model as ONNX; refused unless it gives the same bits for these pictures."""
     from hashlens.shards import describe_model
 
-    if (out / "config.json").exists():
-        raise UsageError(f"{out} holds a model already; choose another --out")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):  # what is in it would go if this fails
+        raise UsageError(f"{out} is there already and not empty; choose another --out")
     hasher = hashlens.load(model)
     network, size, on_features = network_of(hasher, model)
     content = _onnx(network, size)
@@ -140,7 +140,7 @@ def _compare(
     codes = encoder.encode(pictures, progress=progress)
     exported = time.perf_counter() - start
     start = time.perf_counter()
-    u = mean_of_views(lambda flip: _eager(network, size, pictures, flip), len(pictures), encoder._mirror)
+    u = mean_of_views(lambda flip: _eager(network, size, pictures, flip), len(pictures), encoder.mirror)
     eager = time.perf_counter() - start
     if on_features:
         from hashlens.hashers.base import Hasher

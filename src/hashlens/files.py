@@ -8,9 +8,9 @@ import hashlib
 import io
 import json
 import os
+import secrets
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,14 +41,12 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, moved onto it when the block ends well and removed when it does not."""
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        os.close(handle)
-        temporary = Path(name)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        temporary.touch(exist_ok=False)  # with the rights that any new file has
         try:
             yield temporary
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-            temporary.chmod(0o644)  # mkstemp makes private files
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -85,6 +83,7 @@ def storage_errors(path: Path) -> Iterator[None]:
             errno.EROFS: "the disk is read-only; choose another place with --out",
             errno.ENOTDIR: "part of that path is a file, not a folder; choose another place with --out",
             errno.EISDIR: "a folder of that name is in the way; choose another place with --out",
+            errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
             errno.EEXIST: "a file of that name is in the way; choose another place with --out",
         }
         if error.errno not in reasons:

@@ -201,9 +201,12 @@ def headline(result: dict[str, Any]) -> str:
 def load_config(out: Path) -> dict[str, Any]:
     """What a run was asked for."""
     try:
-        return json.loads((out / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{out} is not the folder of a run (config.json is missing or damaged)") from error
+        config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+        if config.keys() >= {"source", "protocol", "seed", "method", "params"}:
+            return config
+    except (OSError, ValueError, AttributeError):
+        pass
+    raise DataError(f"{out} is not the folder of a run (its config.json is missing or damaged, or is something else's)")
 
 
 def columns_of(config: dict[str, Any]) -> Columns | None:

@@ -36,6 +36,7 @@ import pyarrow.parquet as pq
 from hashlens.codes import Codes
 from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
 from hashlens.files import replacing, sha256, storage_errors, sync, write_json
+from hashlens.threads import blocks
 
 FORMAT = "hashlens codes folder 1"
 SHARD_SIZE = 65_536  # pictures: minutes of work, some hundred kilobytes of codes
@@ -74,11 +75,19 @@ class Shard:
             if not len(codes) == len(items) == self.n:
                 raise ValueError(f"{len(codes):,} codes and {len(items):,} pictures instead of {self.n:,}")
         except (OSError, ValueError, EOFError, pa.ArrowException, HashlensError) as error:
-            raise DataError(
-                f"{self.name} in {self.folder} is damaged ({error}); run the same hashlens encode command again,"
-                " which makes it anew"
-            ) from error
+            raise self._damaged(str(error)) from error
         return codes, items
+
+    def require_whole(self) -> None:
+        """Refuse a shard whose files are not as they were written."""
+        if damage := self.damage():
+            raise self._damaged(damage)
+
+    def _damaged(self, why: str) -> DataError:
+        return DataError(
+            f"{self.name} in {self.folder} is damaged ({why}); run the same hashlens encode command again, which makes"
+            " it anew"
+        )
 
     def damage(self) -> str | None:
         """What is wrong with its files, by their checksums."""
@@ -111,7 +120,7 @@ class CodesFolder:
         self.done: bool = manifest["done"]
         self.shards = [Shard(path, self.n_bits, **shard) for shard in manifest["shards"]]
         self._skipped_size: int = manifest["skipped"]["size"]
-        self._dropped = False
+        self._dropped: bool = manifest.get("dropped", False)  # whether a shard that was here is made again
 
     @classmethod
     def open(cls, path: Path | str) -> CodesFolder:
@@ -156,7 +165,7 @@ class CodesFolder:
         content = listed = None
         if pictures is not None:
             content = parquet(pictures)
-            listed = {"n": len(pictures), "sha256": hashlib.sha256(content).hexdigest()}
+            listed = {"n": len(pictures), "sha256": content_hash(pictures)}
         if (path / MANIFEST).exists():
             folder = cls.open(path)
             folder._require_same(n_bits, model, shard_size, source, part)
@@ -195,10 +204,11 @@ class CodesFolder:
 
     def skipped(self) -> list[tuple[str, str]]:
         try:
-            with (self.path / SKIPPED).open(encoding="utf-8", newline="") as file:
-                return [(row[0], row[1]) for row in list(csv.reader(file))[1:] if len(row) == 2]
+            content = (self.path / SKIPPED).read_bytes()[: self._skipped_size]  # the rest does not count (yet)
         except FileNotFoundError:
             return []
+        rows = csv.reader(io.StringIO(content.decode(), newline=""))
+        return [(row[0], row[1]) for row in list(rows)[1:] if len(row) == 2]
 
     def damaged(self) -> list[tuple[Shard, str]]:
         """Shards whose files are not as they were written, each with what is wrong."""
@@ -217,20 +227,18 @@ class CodesFolder:
 
     def changed(self, given: pa.Table) -> bool:
         """Whether these are not the pictures that the folder was begun with."""
-        return self.list is None or hashlib.sha256(parquet(given)).hexdigest() != self.list["sha256"]
+        return self.list is None or content_hash(given) != self.list["sha256"]
 
     def pictures(self) -> pa.Table:
         """The list that the folder was begun with."""
-        try:
-            content = (self.path / LIST).read_bytes()
-        except OSError:
-            content = b""
-        if self.list is None or hashlib.sha256(content).hexdigest() != self.list["sha256"]:
-            raise DataError(
-                f"the pictures of {self.source} are not those that {self.path} was begun with, and the list of those"
-                f" is gone; {ANOTHER}"
-            )
-        return pq.read_table(pa.BufferReader(content))
+        with suppress(OSError, pa.ArrowException):
+            table = pq.read_table(pa.BufferReader((self.path / LIST).read_bytes()))
+            if not self.changed(table):
+                return table
+        raise DataError(
+            f"the pictures of {self.source} are not those that {self.path} was begun with, and the list of those is"
+            f" gone; {ANOTHER}"
+        )
 
     def missing(self) -> list[int]:
         """Numbers of the shards that this part of the list still needs."""
@@ -271,15 +279,20 @@ class CodesFolder:
             self.done, self._dropped = False, True
             self._commit()
 
+    def abandon(self) -> None:
+        """Let nothing of it count: the next one to write here begins anew. What was skipped can still be read."""
+        (self.path / MANIFEST).unlink(missing_ok=True)
+        sync(self.path)
+
     def finish(self) -> None:
         """Say that all shards are there."""
         if not self.done:
-            self.done = True
+            self.done, self._dropped = True, False
             self._commit()
         (self.path / LIST).unlink(missing_ok=True)
 
     def _skip(self, rows: Skipped) -> None:
-        if self._dropped:  # the shard was here before, and so are the rows
+        if self._dropped:  # a shard was here before, and its rows still are
             known = set(self.skipped())
             rows = [row for row in rows if row not in known]
         text = io.StringIO()
@@ -308,6 +321,7 @@ class CodesFolder:
             "list": self.list,
             "skipped": {"n": self.n_skipped, "size": self._skipped_size},
             "done": self.done,
+            **({"dropped": True} if self._dropped else {}),
             "shards": [{key: getattr(shard, key) for key in keys} for shard in self.shards],
         }
         sync(self.path)  # names of files first, then the manifest that names them
@@ -437,6 +451,15 @@ def concatenate(shards: Sequence[Shard], n_bits: int) -> tuple[Codes, pa.Table]:
         return Codes(np.empty((0, -(-n_bits // 8)), np.uint8), n_bits), _items([])
     items = pa.concat_tables([items for _, items in loaded], promote_options="default")
     return Codes.concatenate([codes for codes, _ in loaded]), items
+
+
+def content_hash(table: pa.Table) -> str:
+    """sha256 of names and values: unlike that of a file, it does not depend on the library that wrote it."""
+    digest = hashlib.sha256(json.dumps(table.column_names).encode())
+    for rows in blocks(len(table), SHARD_SIZE):
+        for column in table.slice(rows.start, rows.stop - rows.start).columns:
+            digest.update(json.dumps(column.to_pylist()).encode())
+    return digest.hexdigest()
 
 
 def parquet(table: pa.Table) -> bytes:

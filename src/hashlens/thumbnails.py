@@ -7,6 +7,8 @@ common; a link that leads out of them is not followed.
 from __future__ import annotations
 
 import io
+import tarfile
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,9 +30,16 @@ class Pictures:
 
     def __init__(self, index: IndexFolder, base: Path | None = None):
         self.base = (base or Path()).resolve()
-        columns = [index.items(number).column("path") for number in range(len(index.index.parts))]
-        self.roots = sorted({(self.base / _common_folder(column)).resolve() for column in columns})
+        self._index: IndexFolder | None = None
+        self.follow(index)
         self._members = lru_cache(ARCHIVES)(_places_in)
+
+    def follow(self, index: IndexFolder) -> None:
+        """An index that was changed may have pictures in other folders."""
+        if index is not self._index:
+            columns = [index.items(number).column("path") for number in range(len(index.index.parts))]
+            self.roots = sorted({(self.base / _common_folder(column)).resolve() for column in columns})
+            self._index = index
 
     def thumbnail(self, path: str, size: int) -> Image.Image | None:
         """The whole picture, shrunk to fit a square of `size`; None if it is not there, or not readable, any more."""
@@ -57,7 +66,11 @@ class Pictures:
 
 def _places_in(archive: Path) -> dict[str, tuple[int, int]]:
     """Where in a tar file each picture begins, and its bytes."""
-    return {member.name: (member.offset_data, member.size) for member in members(str(archive))}
+    places = {}
+    with suppress(tarfile.TarError, OSError, EOFError):  # what comes before damage is still there
+        for member in members(str(archive)):
+            places[member.name] = member.offset_data, member.size
+    return places
 
 
 def _common_folder(paths: pyarrow.ChunkedArray) -> str:

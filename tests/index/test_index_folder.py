@@ -226,3 +226,54 @@ def test_what_a_crash_left_is_swept_away_even_if_nothing_changes(folder):
         (folder.path / name).write_bytes(b"half")
     assert folder.remove([999]) == 0
     assert files(folder) == before
+
+
+def test_what_is_not_ours_is_left_alone(tmp_path, rng):
+    """An index in a folder that has other things must not sweep them away."""
+    for name in (".gitignore", ".part-of-mine"):
+        (tmp_path / name).write_text("mine")
+    index = IndexFolder.create(tmp_path, 48, MODEL)
+    for name in ("part-2.docx", "removed-things.txt", "part-00000.pieces.npy.bak"):
+        (tmp_path / name).write_text("mine")
+    index.add(*made(rng, 10))
+    index.remove([1])
+    index.compact()
+    mine = {path.name for path in tmp_path.iterdir() if path.read_bytes() == b"mine"}
+    assert mine == {".gitignore", ".part-of-mine", "part-2.docx", "removed-things.txt", "part-00000.pieces.npy.bak"}
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "a.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"holds other things \(a.txt\) and no index"):
+        IndexFolder.create(tmp_path / "letters", 48, MODEL)
+
+
+def test_two_that_make_an_index_at_the_same_time(tmp_path):
+    with alone_in(tmp_path / "index"), pytest.raises(UsageError, match="another process is writing"):
+        IndexFolder.create(tmp_path / "index", 48, MODEL)
+
+
+@pytest.mark.parametrize("pattern", ["*/1*.jpg", "cache/*", "*a*c*2*", "*/[12]?.jpg", "[!c]*", "[z-a]*"])
+def test_patterns_are_those_of_the_shell(folder, pattern):
+    import fnmatch
+
+    paths = [folder.item(i)["path"] for i in range(300)]
+    expected = [i for i, path in enumerate(paths) if fnmatch.fnmatchcase(path, pattern)]
+    assert folder.ids_like(pattern).tolist() == expected and bool(expected) == (pattern != "[z-a]*")
+
+
+def test_changes_of_others_are_noticed(folder, rng):
+    other = IndexFolder.open(folder.path)
+    assert not other.changed() and not folder.changed()
+    folder.remove([5])
+    assert other.changed() and not folder.changed()
+    other.add(*made(rng, 3))
+    assert not other.changed() and folder.changed()
+
+
+def test_all_parts_stay_mapped_after_another_has_compacted(tmp_path, rng):
+    index = IndexFolder.create(tmp_path, 48, MODEL)
+    for start in range(140):
+        index.add(*made(rng, 1, start=start))
+    reader = IndexFolder.open(tmp_path)
+    before = [reader.item(i) for i in range(140)]
+    index.compact()
+    assert [reader.item(i) for i in range(140)] == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -28,6 +29,8 @@ def main() -> None:
     # torch's threads spin for some microseconds when they wait, then sleep: sleeping at once costs a fifth of the
     # training speed, spinning for long takes the cores from whatever else runs
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     try:
         app()
     except HashlensError as error:

@@ -51,7 +51,7 @@ def add(index: INDEX, codes: CODES, as_json: JSON = False, quiet: QUIET = False)
 
 
 def _add(index: IndexFolder, codes: list[Path], progress: Progress, as_json: bool) -> None:
-    from hashlens.shards import open_together, require_complete, shards_in_order
+    from hashlens.shards import content_hash, open_together, require_complete, shards_in_order
 
     folders = open_together(codes)
     require_complete(folders)
@@ -60,8 +60,10 @@ def _add(index: IndexFolder, codes: list[Path], progress: Progress, as_json: boo
     shards = shards_in_order(folders)
     with progress.bar("codes", sum(shard.n for shard in shards)) as advance:
         for shard in shards:
-            # the checksums of codes and items: the same shard, wherever its folder is now
-            added += len(index.add(*shard.load(), source=f"{shard.codes_sha256} {shard.items_sha256}"))
+            shard.require_whole()
+            codes_of, items = shard.load()
+            # the same codes of the same pictures, wherever their folder is now
+            added += len(index.add(codes_of, items, source=f"{shard.codes_sha256} {content_hash(items)}"))
             advance(shard.n)
     result = {"added": added, "n": len(index), "n_bits": index.n_bits, "index": str(index.path)}
     if as_json:
@@ -166,7 +168,7 @@ def plan_(
 
 
 def _numbers(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",") if word.strip()]
-    except ValueError as error:
-        raise UsageError(f"--ids takes whole numbers between commas, such as 3,17, not {text}") from error
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isascii() and word.isdigit() and len(word) < 19 for word in words):
+        raise UsageError(f"--ids takes whole numbers between commas, such as 3,17, not {text}")
+    return [int(word) for word in words]

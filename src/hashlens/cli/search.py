@@ -129,24 +129,27 @@ def search(
     """Find the nearest pictures of an index. With --json a folder gives one object a line."""
     from hashlens.search import UnreadablePicture, open_searcher
     from hashlens.search.answers import describe_answer, write_page
-    from hashlens.search.queries import queries
+    from hashlens.search.queries import is_folder, queries
     from hashlens.thumbnails import Pictures
 
     searcher = open_searcher(index, model, engine=_engine(index, engine, at, collection))
     searcher.warm_up()  # so that the times are those of searching, not of compiling
-    answers = []
+    answers, n_read = [], 0
     for name, asked in queries(query):
         try:
             answer = searcher.search(asked, k, radius, label)
         except UnreadablePicture as error:
-            if not Path(query).is_dir():
+            if not is_folder(query):
                 raise
             print(f"skipped: {error.message}", file=sys.stderr)
             continue
+        n_read += 1
         print(json.dumps({"name": name, **answer}) if as_json else describe_answer(name, answer))
         if html is not None:
             answers.append((name, asked, answer))
-    if html is not None and answers:
+    if not n_read:
+        raise UnreadablePicture(f"no picture in {query} can be read; give another folder")
+    if html is not None:
         write_page(html, answers, Pictures(searcher.index, pictures))
         print(f"page     {html}", file=sys.stderr)
 
@@ -157,7 +160,7 @@ def serve(
     model: MODEL = None,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 lets the network in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="If it is taken, the next free one is used.")] = 8000,
-    max_upload: Annotated[float, typer.Option(min=0.001, help="Megabytes of one picture.")] = 20,
+    max_upload: Annotated[float, typer.Option(min=0.001, max=1_000_000, help="Megabytes of one picture.")] = 20,
     pictures: PICTURES = None,
     engine: ENGINE = None,
     at: AT = None,
@@ -188,4 +191,10 @@ def _engine(index: Path, name: str | None, at: str | None, collection: str | Non
         if at is not None or collection is not None:
             raise UsageError("--at and --collection belong to an engine; say which with --engine")
         return None
-    return open_engine(name, IndexFolder.open(index).n_bits, at or "", collection=collection)
+    engine = open_engine(name, IndexFolder.open(index).n_bits, at or "", collection=collection)
+    if not len(engine):
+        raise UsageError(
+            f"the engine {name} has no codes at {at}; copy them there with: hashlens index copy {index} --engine {name}"
+            f" --to {at}"
+        )
+    return engine

@@ -115,6 +115,8 @@ def train(
         if source is not None:
             raise UsageError("--resume takes everything from the run's folder; leave out the source and other options")
         config, out = load_config(resume), resume
+        if (out / "result.json").exists():
+            raise UsageError(f"{out} holds a finished run; there is nothing to continue")
     else:
         if source is None:
             raise UsageError("say what to train on: hashlens train cifar10, or hashlens train path/to/folder")
@@ -213,6 +215,7 @@ def _run(
 ) -> dict[str, Any]:
     from hashlens import runs
     from hashlens.data import make_protocol
+    from hashlens.files import storage_errors
 
     for warning in source.warnings:
         progress.say(f"note: {warning}")
@@ -227,7 +230,8 @@ def _run(
     )
     progress.say(f"stop with Ctrl-C, it is safe; continue with: hashlens train --resume {out}")
     if replace:
-        (out / "checkpoint.safetensors").unlink(missing_ok=True)
+        with storage_errors(out):
+            (out / "checkpoint.safetensors").unlink(missing_ok=True)
     command = " ".join(["hashlens", *sys.argv[1:]])
     with interruptible() as stop:
         return runs.run(source, protocol, hasher, out, config=config, commands=[command], progress=progress, stop=stop)

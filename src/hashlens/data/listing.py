@@ -128,7 +128,7 @@ def _list_paths(lines: Iterable[str], source: str) -> Listing:
         )
     gone = dict(missing)
     listing = _listing([path for path in paths if path not in gone])
-    return replace(listing, skipped=[*missing, *listing.skipped])
+    return replace(listing, skipped=[*((_shown(path), why) for path, why in missing), *listing.skipped])
 
 
 def _list_table(path: Path, columns: Columns, progress: Progress | None) -> Listing:
@@ -146,7 +146,7 @@ def _list_table(path: Path, columns: Columns, progress: Progress | None) -> List
     for warning in [*warnings, *respelt_warnings(found, path.name), *more]:
         if progress:
             progress(f"note: {warning}")
-    skipped += [(_below(path.parent, name), why) for name, why in missing]
+    skipped += [(_shown(_below(path.parent, name)), why) for name, why in missing]
     if not joined:
         raise DataError(f"none of the {len(rows):,} pictures of {path} is there; paths are relative to its folder")
     labels = [list(row.labels) for row in joined.values()]
@@ -303,11 +303,7 @@ def _listing(paths: Sequence[str], labels: list[list[str]] | None = None, **fact
     """Without the names that are not UTF-8, which no table can hold."""
     good = [_is_utf8(path) for path in paths]
     table_of = [i for i, is_good in enumerate(good) if is_good]
-    bad = [
-        path.encode("utf-8", "backslashreplace").decode()
-        for path, is_good in zip(paths, good, strict=True)
-        if not is_good
-    ]
+    bad = [_shown(path) for path, is_good in zip(paths, good, strict=True) if not is_good]
     if not table_of:
         raise DataError(f"the names of all {len(paths):,} pictures are not UTF-8 (first: {bad[0]}); rename them")
     table = _table(
@@ -323,6 +319,11 @@ def _table(paths: Sequence[str], labels: list[list[str]] | None = None, **facts:
     if labels is not None:
         columns["labels"] = pa.array(labels, pa.list_(pa.string()))
     return pa.table(columns | {name: pa.array(values) for name, values in facts.items()})
+
+
+def _shown(path: str) -> str:
+    """A name that is not UTF-8 as text."""
+    return path.encode("utf-8", "backslashreplace").decode()
 
 
 def _is_utf8(text: str) -> bool:

@@ -148,6 +148,7 @@ class HammingIndex:
         """For each query the distances and ids of all codes at most `radius` away."""
         self._require(codes)
         require_radius(radius)
+        radius = min(radius, self.n_bits)
         parts = self._only(among) if among is not None else self.parts
         queries = codes.pieces()
         found: list[Any] = [None] * len(codes)

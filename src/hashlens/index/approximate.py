@@ -66,13 +66,14 @@ class ApproximateIndex(Engine):
     def flush(self) -> None:
         if self.folder is not None and self._lists is not None:
             require_room(self.folder, len(self) * (self._lists.code_size + 8), "the lists")
+            write_json(self.folder / "lists.json", {"format": FORMAT, "n_bits": self.n_bits})
             with replacing(self.folder / "lists.bin") as temporary:
                 faiss.write_index_binary(self._lists, str(temporary))
 
     def _open(self, folder: Path) -> None:
         facts = {"format": FORMAT, "n_bits": self.n_bits}
-        if not (folder / "lists.json").exists():
-            write_json(folder / "lists.json", facts)
+        if not (folder / "lists.json").exists():  # made by `flush`
+            return
         try:
             found = json.loads((folder / "lists.json").read_text(encoding="utf-8"))
             if found != facts:

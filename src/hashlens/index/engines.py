@@ -27,7 +27,8 @@ ENGINES = {  # name: module, class, what it imports, what `where` is
     "pgvector": ("pgvector", "PgvectorIndex", "psycopg", "a connection such as postgresql://localhost/pictures"),
     "faiss": ("approximate", "ApproximateIndex", "faiss", "a folder"),
 }
-BATCH = 50_000  # codes that are copied at once: what is lost when the work is stopped
+BATCH = 50_000  # codes that are copied at once
+FLUSH = 20  # batches after which what was copied is stored for good: what is lost when the work is killed
 
 Found = tuple[np.ndarray, np.ndarray]  # distances int32 and ids int64 of one query, ordered by (distance, id)
 
@@ -168,15 +169,21 @@ def copy_index(folder: IndexFolder, engine: Engine, progress: Progress | None = 
     if folder.n_bits != engine.n_bits:
         raise MismatchError(f"{folder.path} holds codes of {folder.n_bits} bits, the engine those of {engine.n_bits}")
     added = 0
+    tasks = [(part, rows) for part in folder.index.parts for rows in blocks(len(part), BATCH)]
     with (progress or Progress(quiet=True)).bar("codes", len(folder)) as advance:
-        for part in folder.index.parts:
-            for rows in blocks(len(part), BATCH):
+        try:
+            for number, (part, rows) in enumerate(tasks, start=1):
                 places = part.still(np.arange(rows.start, rows.stop))
                 codes, ids = Codes.from_pieces(part.pieces[:, places].T, folder.n_bits), part.ids(places)
                 new = ~np.isin(ids, engine.known(ids))
                 _require_copy(folder.path, codes[~new], ids[~new], engine)
                 added += len(engine.add(codes[new], ids[new]))
                 advance(len(places))
+                if number % FLUSH == 0:
+                    engine.flush()
+        except KeyboardInterrupt:
+            engine.flush()
+            raise
     engine.flush()
     return {"added": added, "known": len(folder) - added, "n": len(engine)}
 

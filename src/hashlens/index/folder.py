@@ -7,15 +7,16 @@ INDEX/
   part-00000.ids.npy      (n,) int64, only after `compact`; otherwise ids are first_id, first_id + 1, …
   removed-00001.npy       sorted ids that are no longer there
 
-A change writes new files first and index.json last; two processes do not change an index at the same time. Files that
-index.json does not name were left by a crash and are deleted by the next change. Ids never change and are never used
-again.
+A change writes new files first and index.json last; two processes do not change an index at the same time. Files of
+these names that index.json does not name were left by a crash and are deleted by the next change. Ids never change and
+are never used again.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -27,12 +28,14 @@ import pyarrow as pa
 import pyarrow.compute
 
 from hashlens.codes import Codes
-from hashlens.errors import DataError, MismatchError
+from hashlens.errors import DataError, MismatchError, UsageError
 from hashlens.files import alone_in, replacing, require_room, sha256, storage_errors, sync, write_json
 from hashlens.index import HammingIndex, Part
 from hashlens.index.pieces import PIECE
 
 FORMAT = "hashlens index 2"
+FILE = re.compile(r"part-\d{5,}\.(pieces\.npy|items\.arrow|ids\.npy)|removed-\d{5,}\.npy")
+TEMPORARY = re.compile(r"\.(part-\d{5,}|removed-\d{5,}|index)\..+\.tmp")
 ITEMS = pa.schema([("path", pa.string()), ("labels", pa.list_(pa.string()))])
 
 
@@ -43,11 +46,10 @@ class IndexFolder:
         self.path = path
         self.facts = facts
         self.index = self._map()
+        self._stamp = stamp(path)
 
     @classmethod
     def create(cls, path: Path, n_bits: int, model: dict[str, str]) -> Self:
-        if (path / "index.json").exists():
-            raise DataError(f"{path} holds an index already; add to it with: hashlens index add {path} CODES")
         facts = {
             "format": FORMAT,
             "n_bits": n_bits,
@@ -58,16 +60,25 @@ class IndexFolder:
             "removed": None,
             "sources": [],
         }
-        write_json(path / "index.json", facts)
-        return cls(path, facts)
+        with alone_in(path):
+            if (path / "index.json").exists():
+                raise DataError(f"{path} holds an index already; add to it with: hashlens index add {path} CODES")
+            others = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
+            if others:
+                raise UsageError(f"{path} holds other things ({others[0]}) and no index; choose another --out")
+            write_json(path / "index.json", facts)
+            return cls(path, facts)
 
     @classmethod
     def open(cls, path: Path) -> Self:
         try:
+            before = stamp(path)
             facts = json.loads((path / "index.json").read_text(encoding="utf-8"))
             if facts["format"] != FORMAT:
                 raise MismatchError(f"{path} has the format {facts['format']!r}, this version reads {FORMAT!r}")
-            return cls(path, facts)
+            folder = cls(path, facts)
+            folder._stamp = before  # a change while this was read is seen by `changed`
+            return folder
         except FileNotFoundError as error:
             if error.filename and Path(error.filename).name != "index.json":
                 raise DataError(f"{error.filename} is missing from the index; build the index again") from error
@@ -81,6 +92,10 @@ class IndexFolder:
     @property
     def n_bits(self) -> int:
         return self.facts["n_bits"]
+
+    def changed(self) -> bool:
+        """Whether another process has changed the index since; this one still answers as before."""
+        return stamp(self.path) not in (self._stamp, None)
 
     def add(self, codes: Codes, items: pa.Table, source: str | None = None) -> np.ndarray:
         """Add codes with their paths and labels. A `source` (a checksum, say) that was added before is not added again.
@@ -140,7 +155,13 @@ class IndexFolder:
     def verify(self) -> int:
         """Compare every file with its checksum; returns the number of files."""
         for name, expected in self._files():
-            if sha256(self.path / name) != expected:
+            try:
+                found = sha256(self.path / name)
+            except OSError as error:
+                raise DataError(
+                    f"{self.path / name} cannot be read ({error.strerror}); build the index again"
+                ) from error
+            if found != expected:
                 raise DataError(f"{self.path / name} is damaged: its checksum is not that of the index; build it again")
         return len(self._files())
 
@@ -162,6 +183,7 @@ class IndexFolder:
 
     def ids_with(self, label: str) -> np.ndarray:
         """The ids of the pictures that have this label."""
+        require_text(label, "the label")
         found = [np.empty(0, np.int64)]
         for number, part in enumerate(self.index.parts):
             column = self.items(number).column("labels").combine_chunks()
@@ -172,12 +194,15 @@ class IndexFolder:
 
     def ids_like(self, pattern: str) -> np.ndarray:
         """The ids of the pictures whose path matches a shell pattern such as */cache/*."""
-        # Arrow's expressions end at $, Python's at \\Z or, of late, \\z
-        expression = fnmatch.translate(pattern).removesuffix(r"\Z").removesuffix(r"\z")
+        require_text(pattern, "the pattern")
+        try:
+            matches = re.compile(fnmatch.translate(pattern)).match
+        except re.error as error:
+            raise UsageError(f"'{pattern}' is no pattern ({error}); write one such as '*/cache/*'") from error
         found = [np.empty(0, np.int64)]
         for number, part in enumerate(self.index.parts):
-            matches = pa.compute.match_substring_regex(self.items(number).column("path"), f"^{expression}$")
-            places = np.flatnonzero(matches.to_numpy())
+            paths = self.items(number).column("path").to_pylist()
+            places = np.flatnonzero([matches(path) is not None for path in paths])
             found.append(part.ids(part.still(places)))
         return np.concatenate(found)
 
@@ -197,10 +222,13 @@ class IndexFolder:
             if facts != self.facts:
                 self.facts = facts
                 self.index = self._map()
-            for stray in set(self.path.iterdir()) - {self.path / name for name, _ in self._files()}:
-                if stray.name.startswith(("part-", "removed-", ".")) and stray.is_file():
-                    stray.unlink()
+            named = {name for name, _ in self._files()}
+            for entry in self.path.iterdir():
+                ours = FILE.fullmatch(entry.name) or TEMPORARY.fullmatch(entry.name)
+                if ours and entry.name not in named:
+                    entry.unlink()
             yield
+            self._stamp = stamp(self.path)
 
     @contextmanager
     def _change(self) -> Iterator[dict[str, Any]]:
@@ -251,7 +279,7 @@ class IndexFolder:
             first = part["first_id"]
             ids = np.load(self.path / f"{part['name']}.ids.npy", mmap_mode="r") if first is None else first
             parts.append(Part(pieces, ids, removed))
-        self.items = lru_cache(self._read_items)  # mapped when first asked for
+        self.items = lru_cache(None)(self._read_items)  # mapped when first asked for
         return HammingIndex(self.n_bits, parts)
 
     def _removed(self) -> np.ndarray:
@@ -273,6 +301,23 @@ class IndexFolder:
         ]
         removed = self.facts["removed"]
         return files + ([(removed["name"], removed["sha256"])] if removed else [])
+
+
+def stamp(path: Path) -> tuple[int, int] | None:
+    """What differs whenever index.json was replaced; None if there is none."""
+    try:
+        found = (path / "index.json").stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
+
+
+def require_text(text: str, what: str) -> None:
+    """Half of a pair, as JSON can spell it, or a byte that is no UTF-8, as a shell can: no such text is in an index."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} is not text; give one of those that the index has") from error
 
 
 def _labels(items: pa.Table) -> Any:

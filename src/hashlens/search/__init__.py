@@ -6,8 +6,10 @@ Pictures are read and encoded exactly as `hashlens encode` does it, so that a pi
 
 from __future__ import annotations
 
+import copy
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from hashlens.index import HammingIndex, require_k, require_radius
 from hashlens.index.engines import Engine
 from hashlens.index.folder import IndexFolder
 from hashlens.index.histogram import count_distances
-from hashlens.search.queries import QueryPicture, UnreadablePicture, code_function, parse_code
+from hashlens.search.queries import QueryPicture, UnreadablePicture, code_function, is_there, parse_code
 from hashlens.shards import model_fingerprint
 
 __all__ = ["EmptyIndex", "NoSuchPicture", "Searcher", "UnreadablePicture", "open_searcher"]
@@ -52,8 +54,8 @@ class Query:
 class Searcher:
     """An index and the model that made it, ready to answer.
 
-    With an `engine` that holds a copy of the codes (see index/engines.py), that one finds the nearest, and the index
-    knows what they are. It tells of what it finds only: then `histogram` and `ties` are of the hits alone.
+    What other processes add to the index or remove from it counts from the next search on. With an `engine` that holds
+    a copy of the codes (see index/engines.py), that one finds the nearest, and the index knows what they are.
 
     >>> searcher = open_searcher("index")
     >>> answer = searcher.search(Path("query.jpg"), k=10)
@@ -78,6 +80,16 @@ class Searcher:
         """Whether there is a model; without one only ids and codes can be searched for."""
         return self._codes_of is not None
 
+    def now(self) -> Searcher:
+        """This one with the index as it is on disk now, and as it stays for whoever holds the answer."""
+        if self.index.changed():
+            before = self.index.facts["model"]
+            with suppress(DataError):  # in the middle of a change: the next one to ask tries again
+                self.index = IndexFolder.open(self.index.path)
+            if self.index.facts["model"] != before:
+                raise MismatchError(f"{self.index.path} was made again with another model; open it again with that one")
+        return copy.copy(self)
+
     def search(
         self, query: Any, k: int | None = None, radius: int | None = None, label: str | None = None
     ) -> dict[str, Any]:
@@ -91,22 +103,23 @@ class Searcher:
         Returns
         -------
         query, hits in the order of (distance, id), ties at the last distance, histogram (how many of the pictures that
-        were searched are at each distance from 0 to n_bits), timing_ms and facts of the index.
+        were searched are at each distance from 0 to n_bits), timing_ms and facts of the index. An engine tells of what
+        it finds only: then the histogram and the total of the ties are None.
         """
         if k is not None:
             require_k(k)
         if radius is not None:
             require_radius(radius)
+        return self.now()._search(query, k, radius, label)
+
+    def _search(self, query: Any, k: int | None, radius: int | None, label: str | None) -> dict[str, Any]:
         if not len(self.index):
             raise EmptyIndex("the index has no pictures; add some with: hashlens index add INDEX CODES")
         asked = self.encode(query)
         start = time.perf_counter()
-        among = None if label is None else self._ids_with(label)
+        among = None if label is None else self.index.ids_with(label)
         distances, ids = self._nearest(asked.code, k, radius, among)
-        if self.engine is None:
-            histogram = count_distances(self.index.index, asked.code, among=among)
-        else:
-            histogram = np.bincount(distances, minlength=self.index.n_bits + 1)
+        histogram = None if self.engine else count_distances(self.index.index, asked.code, among=among).tolist()
         found = time.perf_counter()
         hits = self._hits(distances, ids)
         seconds = (asked.decode, asked.encode, found - start, time.perf_counter() - found)
@@ -114,7 +127,7 @@ class Searcher:
             "query": {"code": asked.code.packed[0].tobytes().hex(), **asked.facts},
             "hits": hits,
             "ties": _ties(distances, histogram),
-            "histogram": histogram.tolist(),
+            "histogram": histogram,
             "timing_ms": {
                 name: round(1000 * value, 2)
                 for name, value in zip(("decode", "encode", "search", "items"), seconds, strict=True)
@@ -131,7 +144,7 @@ class Searcher:
         if isinstance(query, int | np.integer):
             return self._of_id(int(query))
         if isinstance(query, str):
-            is_code = set(query.lower()) <= set("0123456789abcdef") and not Path(query).exists()
+            is_code = set(query.lower()) <= set("0123456789abcdef") and not is_there(query)
             return self._of_code(parse_code(query, self.index.n_bits)) if is_code else self._of_picture(Path(query))
         if isinstance(query, Path | bytes | Image.Image):
             return self._of_picture(query)
@@ -155,8 +168,11 @@ class Searcher:
         """The labels of the index, most frequent first; at most so many."""
         import pyarrow as pa
 
-        columns = [self.index.items(number).column("labels") for number in range(len(self.index.index.parts))]
-        chunks = [chunk.flatten() for column in columns for chunk in column.chunks]
+        chunks = []
+        for number, part in enumerate(self.index.index.parts):
+            column = self.index.items(number).column("labels")
+            still = column.take(np.flatnonzero(part.alive)) if len(part.alive) else column
+            chunks += [chunk.flatten() for chunk in still.chunks]
         counted = pa.chunked_array(chunks, pa.string()).value_counts()
         values, counts = counted.field("values"), counted.field("counts").to_numpy(zero_copy_only=False)
         return values.take(np.argsort(-counts, kind="stable")[:most]).to_pylist()
@@ -195,13 +211,6 @@ class Searcher:
         start = time.perf_counter()
         code = self._codes_of(image)
         return Query(code, image.facts, image.seconds, time.perf_counter() - start - image.seconds)
-
-    def _ids_with(self, label: str) -> np.ndarray:
-        try:
-            label.encode()
-        except UnicodeEncodeError as error:  # half of a pair, as JSON can spell it
-            raise UsageError("the label is not text; give one of those that the index has") from error
-        return self.index.ids_with(label)
 
     def _nearest(
         self, code: Codes, k: int | None, radius: int | None, among: np.ndarray | None
@@ -280,8 +289,9 @@ def require_model(index: IndexFolder, model: Path) -> None:
         index.require_model(fingerprints[-1])
 
 
-def _ties(distances: np.ndarray, histogram: np.ndarray) -> dict[str, int] | None:
+def _ties(distances: np.ndarray, histogram: list[int] | None) -> dict[str, int | None] | None:
     if not len(distances):
         return None
     last = int(distances[-1])
-    return {"distance": last, "shown": int((distances == last).sum()), "total": int(histogram[last])}
+    total = None if histogram is None else histogram[last]
+    return {"distance": last, "shown": int((distances == last).sum()), "total": total}

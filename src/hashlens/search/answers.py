@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from hashlens.data.images import decode, quiet_pillow
+from hashlens.search.queries import is_there
 from hashlens.thumbnails import Pictures
 
 THUMBNAIL = 192  # pixels, twice what pages show
@@ -30,13 +31,15 @@ def describe_answer(name: str, answer: dict[str, Any]) -> str:
     lines.append(" rank  bits apart  " + (f"{'label':<{width}}  " if width else "") + "path")
     for rank, (hit, label) in enumerate(zip(hits, labels, strict=True), 1):
         lines.append(f"{rank:>5}  {hit['distance']:>10}  " + (f"{label:<{width}}  " if width else "") + hit["path"])
-    if ties["total"] > ties["shown"]:
+    if (ties["total"] or 0) > ties["shown"]:
         d = ties["distance"]
         lines[-1] += f"        {ties['total'] - ties['shown']:,} more at distance {d} (show: --radius {d})"
     return "\n".join(lines)
 
 
 def _nothing(answer: dict[str, Any]) -> str:
+    if answer["histogram"] is None:
+        return "nothing is found there; try a larger --radius, or without --label"
     nearest = np.flatnonzero(answer["histogram"])
     if not len(nearest):
         return "no picture has that label"
@@ -71,7 +74,7 @@ def write_page(path: Path, answers: Sequence[tuple[str, Any, dict[str, Any]]], p
 
 
 def _small(query: Any) -> Image.Image | None:
-    if isinstance(query, str) and not Path(query).is_file():
+    if isinstance(query, str) and not is_there(query):
         return None
     with quiet_pillow():
         image = decode(io.BytesIO(query) if isinstance(query, bytes) else Path(query), THUMBNAIL)[0]

@@ -7,6 +7,7 @@ Pictures are read and encoded exactly as `hashlens encode` does it, so that a pi
 from __future__ import annotations
 
 import io
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -149,10 +150,19 @@ def queries(source: str) -> Iterator[tuple[str, Any]]:
     """What the command line is given, by name: a picture, a code, each picture of a folder, or - for standard input."""
     if source == "-":
         yield "standard input", sys.stdin.buffer.read()
-    elif Path(source).is_dir():
+    elif is_folder(source):
         from hashlens.data.folder import find_pictures
 
         for name in find_pictures(Path(source)):
             yield (Path(source) / name).as_posix(), Path(source) / name
     else:
         yield source, source
+
+
+def is_there(name: str) -> bool:
+    """Whether there is a file of that name; a code may be longer than any name, and a folder may be closed to us."""
+    return os.path.exists(name)  # noqa: PTH110 - pathlib raises for these
+
+
+def is_folder(name: str) -> bool:
+    return os.path.isdir(name)  # noqa: PTH112 - as above

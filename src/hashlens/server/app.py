@@ -142,7 +142,7 @@ def _add_search(app: FastAPI, searcher: Searcher, limits: Limits, workers: Worke
         except UnreadablePicture as error:
             raise _named(error, name) from error
         if name:
-            found["query"]["name"] = name
+            found["query"]["name"] = printable(name)
         for hit in found["hits"]:
             hit["thumb"] = f"/v1/items/{hit['id']}/thumb"
         return found
@@ -249,7 +249,7 @@ def _named(error: UnreadablePicture, name: str | None) -> UnreadablePicture:
 def _add_items(app: FastAPI, searcher: Searcher, thumbs: Thumbs, workers: Workers, limits: Limits) -> None:
     @app.get("/v1/items/{id}", summary="Path, labels and code of a picture", responses={404: PROBLEM, 422: PROBLEM})
     async def item(id: Id) -> JSONResponse:
-        return JSONResponse(searcher.item(id))
+        return JSONResponse(searcher.now().item(id))
 
     @app.get(
         "/v1/items/{id}/thumb",
@@ -260,8 +260,14 @@ def _add_items(app: FastAPI, searcher: Searcher, thumbs: Thumbs, workers: Worker
     async def thumb(id: Id, size: str = "small") -> Response:
         if size not in SIZES:
             raise Problem(422, "size: small or large")
-        path = searcher.item(id)["path"]
-        content = thumbs.kept(id, SIZES[size]) or await workers.run(thumbs.make, id, path, SIZES[size])
+        now = searcher.now()
+        path = now.item(id)["path"]
+
+        def make() -> bytes | None:
+            thumbs.pictures.follow(now.index)
+            return thumbs.make(id, path, SIZES[size])
+
+        content = thumbs.kept(id, SIZES[size]) or await workers.run(make)
         if content is None:
             return Response(_page("gone.svg"), 404, media_type="image/svg+xml", headers={"Cache-Control": "no-store"})
         return Response(content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
@@ -270,22 +276,22 @@ def _add_items(app: FastAPI, searcher: Searcher, thumbs: Thumbs, workers: Worker
 def _add_facts(
     app: FastAPI, searcher: Searcher, limits: Limits, counts: Counts, workers: Workers, thumbs: Thumbs
 ) -> None:
-    facts: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
 
     def info_now() -> dict[str, Any]:
-        if not facts:
-            few = len(searcher.index) <= 10_000_000  # of more, listing the labels takes seconds
-            facts.update(
-                {
-                    **searcher.facts(),
-                    "takes_pictures": searcher.takes_pictures,
-                    "labels": searcher.labels() if few else [],
-                    "examples": searcher.examples(),
-                    "limits": {"max_upload": limits.max_upload, "max_pixels": limits.max_pixels, "max_k": limits.max_k},
-                    "version": hashlens.__version__,
-                }
-            )
-        return facts
+        now = searcher.now()
+        if kept.get("of") is not now.index:
+            few = len(now.index) <= 10_000_000  # of more, listing the labels takes seconds
+            info = {
+                **now.facts(),
+                "takes_pictures": now.takes_pictures,
+                "labels": now.labels() if few else [],
+                "examples": now.examples(),
+                "limits": {"max_upload": limits.max_upload, "max_pixels": limits.max_pixels, "max_k": limits.max_k},
+                "version": hashlens.__version__,
+            }
+            kept.update(of=now.index, info=info)
+        return kept["info"]
 
     @app.get("/v1/info", summary="What the index holds, and the limits")
     async def info() -> JSONResponse:

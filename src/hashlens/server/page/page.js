@@ -35,7 +35,7 @@ function draw(name, facts = {}, ...children) {
 
 function readState() {
   const given = new URLSearchParams(location.search);
-  const whole = (name) => (/^\d{1,9}$/.test(given.get(name) ?? "") ? Number(given.get(name)) : null);
+  const whole = (name) => (/^\d{1,15}$/.test(given.get(name) ?? "") ? Number(given.get(name)) : null);
   return { id: whole("id"), code: given.get("code"), k: whole("k") || 20, radius: whole("radius"), label: given.get("label") };
 }
 
@@ -255,6 +255,7 @@ function barcode(code, nBits, other = null) {
 const listed = (values) => (values.length < 2 ? values.join("") : `${values.slice(0, -1).join(", ")} and ${values.at(-1)}`);
 
 function nothing(found) {
+  if (!found.histogram) return "Nothing is found; try a larger radius, or any label.";
   const nearest = found.histogram.findIndex((n) => n > 0);
   if (nearest < 0) return `No picture has the label ‘${readState().label}’.`;
   return `No picture within ${plural(readState().radius, "bit", "bits")}. The nearest is ${plural(nearest, "bit", "bits")} away.`;
@@ -269,6 +270,7 @@ function showTies(found) {
     button.addEventListener("click", () => go({ radius, k: k ?? readState().k }));
     return button;
   };
+  if (!histogram) return $("ties").append(`${number(hits.length)} shown · ${exact}`); // an engine tells of what it finds only
   const nearest = histogram.findIndex((n) => n > 0);
   if (!hits.length && nearest >= 0) $("ties").append(offer("Show it", nearest));
   if (!hits.length) return;
@@ -281,7 +283,8 @@ function showTies(found) {
 
 function showDistances(found) {
   const { histogram, ties, timing_ms: timing } = found;
-  $("distances").hidden = false;
+  $("distances").hidden = !histogram;
+  if (!histogram) return;
   const total = histogram.reduce((sum, n) => sum + n, 0);
   const scale = $("logarithmic").checked ? (n) => Math.log10(1 + n) : (n) => n;
   const highest = Math.max(...histogram.map(scale), 1e-9);
