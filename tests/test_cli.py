@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,6 +119,13 @@ def test_train_encode_evaluate_on_a_folder(hashlens, tmp_path):
     assert definitions["paper"]["map"] == pytest.approx(result["map"])
     assert definitions["tie-aware"]["map"] == pytest.approx(result["metrics"]["map_tie_aware"])
     refused(hashlens("evaluate", run, "--topk", 0), 2, "topk")
+    assert hashlens("evaluate", run, "--topk", 5)[0] == 0
+    make_folder(tmp_path / "more", n=5)
+    for i, path in enumerate(sorted((tmp_path / "more" / "circle").iterdir())):
+        shutil.copy(path, photos / "circle" / f"a{i}.png")  # every label after these moves on
+    refused(hashlens("evaluate", run), 4, "its pictures or labels have changed")
+    refused(hashlens("train", "--resume", run), 2, "finished run")
+    refused(hashlens("train", "--resume", run / "model"), 3, "not the folder of a run")
 
 
 def test_a_printed_map_has_its_definition(hashlens, tmp_path):
@@ -218,6 +226,8 @@ def test_ctrl_c_saves_and_resume_ends_the_same(hashlens, tmp_path, monkeypatch):
     assert "Traceback" not in err
     assert not (run / "result.json").exists()
 
+    for other in (["--epochs", "3"], ["--method", "lsh", "--features", "gist"]):  # neither may spoil what was stopped
+        refused(hashlens("train", photos, "--bits", "8", *other, "--out", run), 2, f"train --resume {run}")
     code, _, err = hashlens("train", "--resume", run, "--json")
     assert code == 0, err
     whole, stopped = (tmp_path / name / "model" / "model.safetensors" for name in ("whole", "stopped"))
@@ -275,6 +285,13 @@ def test_triplets_of_labelled_pictures(hashlens, tmp_path, rng):
     assert result["map"] > 0.5 and result["metrics"]["triplets_right"] > 0.7
     assert "triplets name pictures that are not for training" in err  # the queries of the split
     assert result["config"]["triplets"] == str(triplets)
+    triplets.write_text(triplets.read_text() * 2)
+    code, again, err = hashlens(
+        "train", photos, *SMALL, "--epochs", 8, "--triplets", triplets, "--out", tmp_path / "again", "--json"
+    )
+    assert code == 0 and "because they repeat others" in err
+    same = json.loads(again)["metrics"]
+    assert same["triplets_right"] == result["metrics"]["triplets_right"], "none is both learnt and held out"
 
 
 def test_triplets_of_a_folder_without_classes(hashlens, tmp_path, rng):

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -97,8 +98,8 @@ def asked(monkeypatch, digits):
     return kinds
 
 
-def run(digits, out, methods=("lsh", "itq"), bits=(8, 16), features=("gist",), seeds=2, **more):
-    return compare(digits, None, methods, bits, features, seeds, out, **more)
+def run(digits, out, methods=("lsh", "itq"), bits=(8, 16), features=("gist",), seeds=2, protocol=None, **more):
+    return compare(digits, protocol, methods, bits, features, seeds, out, **more)
 
 
 def cells(out):
@@ -221,12 +222,15 @@ def test_a_damaged_cell_is_computed_again(digits, asked, tmp_path, capsys, text)
         ({"split_seed": 1}, "split_hash was"),
         ({"settings": {"n_iterations": 3}}, "n_iterations was 50, now 3"),
         ({"labels": True}, "data_hash was"),
+        ({"topk": 10}, "topk was None, now 10"),
     ],
 )
 def test_a_cell_that_was_made_otherwise_is_refused(digits, asked, tmp_path, change, words):
     run(digits, tmp_path, methods=["itq"], bits=[8], seeds=1)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    source = digits
+    source, change = digits, dict(change)
+    if "topk" in change:
+        change["protocol"] = replace(make_protocol(digits), topk=change.pop("topk"))
     if change.pop("labels", False):
         # two pictures of one role exchange their classes: the split's rows stay the same
         values = digits.labels.values.copy()
@@ -603,3 +607,18 @@ def test_the_report_is_one_file_with_words_for_its_plots(digits, asked, drawn, t
     assert page.source.count("<strong>") == 2, "the best of two lengths"
     assert "precision at recall 25%" in page.text and "MAP@all" in page.text
     assert all(a.get("scope") in ("row", "col") for a in page.all("th"))
+
+
+def test_a_network_is_the_same_whatever_else_is_left_to_do(digits, asked, tmp_path):
+    """The last cell of a comparison that was stopped is that of one that was not."""
+    from hashlens import Training
+
+    settings = {"training": Training(epochs=1, batch_size=60), "frozen_blocks": 1}
+    how = {"methods": ["dtsh"], "seeds": 1, "settings": settings}
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    run(digits, straight, bits=[8, 12], **how)
+    run(digits, stopped, bits=[8, 12], **how)
+    (stopped / "cells" / "small-cnn-dtsh-12-0.json").unlink()
+    run(digits, stopped, bits=[8, 12], **how)
+    files = [(out / "cells" / "small-cnn-dtsh-12-0.json").read_text() for out in (straight, stopped)]
+    assert json.loads(files[0])["metrics"] == json.loads(files[1])["metrics"]

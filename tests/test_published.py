@@ -157,3 +157,9 @@ def test_a_run_says_what_its_printed_number_is_worth():
 def test_learnt_on_is_the_trained_network_or_the_fixed_features():
     assert learnt_on(SimpleNamespace(backbone_="cnn-f")) == "cnn-f"
     assert learnt_on(SimpleNamespace(features="gist")) == "gist"
+
+
+def test_nuswide_is_comparable_only_for_as_many_pictures_as_the_paper_had():
+    for n_searched, comparable in ((159_363, True), (193_734, False), (None, True)):
+        assert published("nuswide-1", "itq", 12, "nuswide-1134", n_searched)["comparable"] is comparable
+    assert published("cifar10-1", "itq", 12, "gist", 59_000)["comparable"] is True

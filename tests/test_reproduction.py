@@ -235,10 +235,14 @@ def test_leading_and_reaching_the_printed_numbers():
     )
     assert leads("DPSH", {"DTSH": {"24": 0.9}, "DPSH": {"24": 0.95}}).holds is True
     assert leads("DTSH", {"DTSH": {"12": 0.8}}).holds is None and leads("DTSH", {}).holds is None
-    printed = {"DTSH": {"12": 0.71}, "DPSH": {"12": 0.713, "24": 0.727}}
+    printed = {"DTSH": {"12": (0.71, True)}, "DPSH": {"12": (0.713, True), "24": (0.727, False)}}
     outcome = reaches(printed, maps)
-    assert outcome.holds is False and outcome.detail == "DPSH 0.700 for 0.713 at 12 bits"
-    assert reaches({"DTSH": {"12": 0.8}}, maps).holds is True and reaches({}, maps).holds is None
+    assert outcome.holds is False and outcome.detail == (
+        "DPSH 0.700 for 0.713 at 12 bits; 3 numbers, 1 of them printed for other features, another network or other"
+        " pictures than here"
+    )
+    assert reaches({"DTSH": {"12": (0.8, True)}}, maps) == Outcome(outcome.claim, True, "1 numbers")
+    assert reaches({}, maps).holds is None
 
 
 def made(maps, tests=(), *, paper="cifar10-1", genuine=True, features="cnn-f"):

@@ -16,7 +16,8 @@ def evaluate_run(run: Path, topk: int | None = None) -> dict[str, Any]:
     from hashlens.metrics import DEFINITIONS, evaluate_ranking
 
     config = load_config(run)
-    if load_result(run)["map"] is None:
+    saved = load_result(run)["map"]
+    if saved is None:
         raise UsageError(f"the pictures of {run} have no labels, so it has no MAP; see triplets_right in result.json")
     protocol = Protocol.load(run / "split.json")
     labels = open_source(config["source"], columns=columns_of(config)).labels
@@ -25,8 +26,16 @@ def evaluate_run(run: Path, topk: int | None = None) -> dict[str, Any]:
     database = Codes.load(run / "codes" / "database.safetensors")
     if (len(query), len(database)) != (len(protocol.query), len(protocol.database)):
         raise MismatchError(f"the codes in {run} do not belong to its split; run the training again")
+    given = labels[protocol.query], labels[protocol.database]
+    ranking = evaluate_ranking(query, database, *given, topk=protocol.topk)
+    if abs(ranking.mean_average_precision(DEFINITIONS["paper"]) - saved) > 1e-9:  # rows now mean other pictures
+        raise MismatchError(
+            f"{config['source']} is not what it was when {run} was made: its pictures or labels have changed, so the"
+            " codes do not belong to them; train again"
+        )
+    if topk is not None and topk != protocol.topk:
+        ranking = evaluate_ranking(query, database, *given, topk=topk)
     topk = topk if topk is not None else protocol.topk
-    ranking = evaluate_ranking(query, database, labels[protocol.query], labels[protocol.database], topk=topk)
     precision, empty = ranking.lookup(2)
     return {
         "definitions": {

@@ -9,14 +9,19 @@ from typing import Any
 
 PAPER = "X. Wang, Y. Shi, K. Kitani, Deep Supervised Hashing with Triplet Labels, ACCV 2016"
 HAND_CRAFTED = ("gist", "nuswide-1134")
-NOT_COMPARABLE = "other features or another network than here: not comparable"
+OTHERS = "other features, another network or other pictures than here"
+NOT_COMPARABLE = f"{OTHERS}: not comparable"
+SEARCHED = {"nuswide-1": 159_363, "nuswide-2": 159_363}  # pictures that could still be had when the paper was written
 
 
-def published(protocol: str, method: str, n_bits: int, features: str) -> dict[str, Any] | None:
+def published(
+    protocol: str, method: str, n_bits: int, features: str, n_searched: int | None = None
+) -> dict[str, Any] | None:
     """The MAP printed in PAPER: {"map", "source", "comparable"}; None if there is none for this protocol and length.
 
     `features` are the fixed features or the backbone that codes were learnt on. A number printed for the same ones is
-    comparable; without one, that of the most similar features is given and said not to be.
+    comparable; without one, that of the most similar features is given and said not to be. Neither is one for another
+    number of pictures than the `n_searched` here, where that is known.
     """
     length = str(n_bits)
     printed = [entry for entry in printed_numbers().get(protocol, {}).get(method, []) if length in entry["map"]]
@@ -30,7 +35,9 @@ def published(protocol: str, method: str, n_bits: int, features: str) -> dict[st
     shown = min(printed, key=unlike)  # of equals the first
     beside = [e for e in printed if e is not shown and e["features"] == shown["features"]]
     sources = [shown["source"], *(f"{entry['source']}: {entry['map'][length]:.3f}" for entry in beside)]
-    return {"map": shown["map"][length], "source": "; ".join(sources), "comparable": shown["features"] == features}
+    same_pictures = n_searched is None or n_searched == SEARCHED.get(protocol, n_searched)
+    comparable = shown["features"] == features and same_pictures
+    return {"map": shown["map"][length], "source": "; ".join(sources), "comparable": comparable}
 
 
 @cache

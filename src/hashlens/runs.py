@@ -64,9 +64,12 @@ def run(
     supervision: dict[str, Any] = {"y": source.labels[rows]}
     held_out = None
     if "triplets" in config:
-        from hashlens.data.triplets import read_triplets, split_triplets, triplets_right
+        from hashlens.data.triplets import clean_triplets, read_triplets, split_triplets, triplets_right
 
-        given = read_triplets(Path(config["triplets"]), source.images)
+        # first what says nothing or says it twice, so that nothing is both learnt and held out
+        given, notes = clean_triplets(read_triplets(Path(config["triplets"]), source.images), len(source.images))
+        for note in notes:
+            progress.say(f"note: {note}")
         learnt, held_out = split_triplets(given, rows, protocol.seed, progress.say)
         supervision = {"triplets": learnt}
     hasher.fit(source.images[rows], **supervision, run=out, progress=progress, stop=stop)
@@ -95,7 +98,7 @@ def run(
         "n_bits": hasher.n_bits,
         "source": source.name,
         "map": scores.get("map"),
-        "paper": published(protocol.name, hasher.name, hasher.n_bits, learnt_on(hasher)),
+        "paper": published(protocol.name, hasher.name, hasher.n_bits, learnt_on(hasher), len(protocol.database)),
         "metrics": scores,
         "protocol": protocol_facts(protocol),
         "backbone": getattr(hasher, "backbone_", None),

@@ -147,7 +147,14 @@ def test_altered_or_foreign_files_are_refused(tmp_path):
     assert path.read_text() != saved
     with pytest.raises(DataError, match="changed or damaged"):
         Protocol.load(path)
-    for wrong in (saved[:-10], "[1, 2]", "{}", saved.replace("sha256", "md5")):
+    for wrong in (
+        saved[:-10],
+        "[1, 2]",
+        "{}",
+        saved.replace("sha256", "md5"),
+        saved.replace('"topk": 2', '"topk": "2"'),
+        saved.replace('"query": [3,4]', '"query": [[3],[4,5]]'),
+    ):
         path.write_text(wrong)
         with pytest.raises(DataError, match="not a split file"):
             Protocol.load(path)

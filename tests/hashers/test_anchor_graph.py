@@ -207,3 +207,12 @@ def test_the_width_is_the_squared_mean_distance_of_the_last_nearest_anchor(metho
 def test_settings_out_of_range(method, name, least, clusters):
     with pytest.raises(UsageError, match=f"{name} must be {least} or more, not {least - 1}"):
         method(8, **{name: least - 1}).fit(clusters[0])
+
+
+@METHODS
+def test_far_from_the_origin(method, rng):
+    """Distances cancel there, and an anchor that others give way to may be left without rows as well."""
+    X = np.c_[rng.integers(0, 2, (200, 4)), 1e-3 * rng.standard_normal((200, 1))]
+    for offset in (1e4, 1e5, 1e6):
+        codes = method(n_bits=6).fit(X + offset).encode(X + offset)
+        assert len(codes) == 200

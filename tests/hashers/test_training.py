@@ -130,6 +130,10 @@ def test_the_last_batch():
 
     assert sizes("keep") == [32, 32, 32, 32, 2]
     assert sizes("spread") == [33, 33, 32, 32]
+    labels = Labels.of(np.arange(129) % 2)
+    assert sizes("keep") == [32, 32, 32, 33], "one picture alone has no batch statistics"
+    labels = Labels.of(np.arange(128) % 2)
+    assert sizes("keep") == [32] * 4
 
 
 def test_order_is_random_and_repeatable():

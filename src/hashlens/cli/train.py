@@ -153,6 +153,11 @@ def train(
         out = out or Path("runs") / f"{Path(source).resolve().name}-{method}-{bits}"
         if (out / "result.json").exists():
             raise UsageError(f"{out} holds a finished run; choose another --out or remove that folder")
+        if (out / "checkpoint.safetensors").exists() and load_config(out) != json.loads(json.dumps(config)):
+            raise UsageError(
+                f"{out} holds another run that was stopped; go on with it by hashlens train --resume {out}, or choose"
+                " another --out"
+            )
     _make(config)  # wrong options are found before any work
     result = _run(open_source_of(config, from_file, progress), config, out, progress)
     _finish(result, out, as_json, f"hashlens encode path/to/pictures --model {out / 'model'} --out codes")

@@ -97,7 +97,7 @@ def compare(
     hashers = plan_cells(source.images, variants, bits, features, seeds, settings or {})
     shared = {"source": source.name, "split_hash": split.fingerprint(), "data_hash": data_hash(source)}
     identities = {cell: identity_of(cell, hasher, shared) for cell, hasher in hashers.items()}
-    found = {cell: load_cell(out, cell, identity, progress) for cell, identity in identities.items()}
+    found = {cell: load_cell(out, cell, identity, split.topk, progress) for cell, identity in identities.items()}
     usable = [cell for cell in found if not keep or codes_path(out, cell).exists()]
     finished = {cell: saved for cell in usable if (saved := found[cell]) is not None}
     with storage_errors(out):
@@ -109,7 +109,8 @@ def compare(
     missing = [cell for cell in hashers if cell not in finished]
     progress.say(f"{len(hashers):,} cells, {len(finished):,} of them finished before → {out}/")
     arrays = _Arrays(source.images, split, progress)
-    share = keep or sum(hashers[cell].takes == "images" for cell in missing) > 1
+    # asked of all cells, finished or not: a cell must not depend on what is left to do
+    share = keep or sum(hasher.takes == "images" for hasher in hashers.values()) > 1
     failed: dict[Cell, str] = {}
     stopped = False
     for number, cell in enumerate(missing, start=1):

@@ -21,7 +21,7 @@ from hashlens.codes import Codes
 from hashlens.comparison.summary import summarise_seeds
 from hashlens.errors import MismatchError, UsageError
 from hashlens.features import DEEP, GIST, backbone_of
-from hashlens.files import replacing
+from hashlens.files import replacing, sha256
 from hashlens.hashers import hasher_class
 from hashlens.progress import Progress
 
@@ -135,7 +135,9 @@ def identity_of(cell: Cell, hasher: Hasher, shared: dict[str, str]) -> dict[str,
     """What a cell's numbers depend on."""
     asked = {"method": cell.method, "features": cell.features, "n_bits": cell.n_bits, "seed": cell.seed}
     params = json.loads(json.dumps(hasher._params_as_json()))  # as it will be read again
-    return asked | shared | {"params": params}
+    weights = getattr(hasher, "weights", None)
+    known = {"weights_sha256": sha256(Path(weights))} if weights is not None and Path(weights).is_file() else {}
+    return asked | shared | {"params": params} | known
 
 
 def data_hash(source: Source) -> str:
@@ -186,18 +188,21 @@ def save_codes(path: Path, query: Codes, database: Codes, source: Source, split:
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary)
 
 
-def load_cell(out: Path, cell: Cell, identity: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
+def load_cell(
+    out: Path, cell: Cell, identity: dict[str, Any], topk: int | None, progress: Progress
+) -> dict[str, Any] | None:
     """The finished cell; None if there is none or its file is damaged."""
     path = cell_path(out, cell)
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        before = {key: saved[key] for key in identity}
+        before = {key: saved[key] for key in identity} | {"topk": saved["metrics"]["topk"]}
         summarise_seeds([saved])  # it has all that is needed
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):
         progress.say(f"note: {path} is damaged; {cell} is computed again")
         return None
+    identity = identity | {"topk": topk}
     if before != identity:
         raise MismatchError(
             f"{path} was made otherwise ({'; '.join(_differences(before, identity))}); choose another --out or remove"

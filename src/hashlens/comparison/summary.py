@@ -35,7 +35,7 @@ def summarise(
             lengths[str(n_bits)] = {
                 **summarise_seeds([finished[cell] for cell in seeds if cell in finished]),
                 "errors": list(dict.fromkeys(failed[cell] for cell in seeds if cell in failed)),
-                "printed": published(split.name, method, n_bits, features),
+                "printed": published(split.name, method, n_bits, features, len(split.database)),
             }
         maps = [at["map"] for at in lengths.values() if at["map"] is not None]
         fits = [finished[c]["seconds"]["fit"] for c in finished if (c.features, c.method) == (features, method)]

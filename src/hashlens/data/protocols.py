@@ -124,11 +124,13 @@ class Protocol:
             saved = json.loads(path.read_text(encoding="utf-8"))
             facts = {key: saved[key] for key in ("name", "topk", "seed", "description", *ROLES)}
             expected = saved["sha256"]
+            protocol = cls(**facts)
+        except DataError:
+            raise
         except FileNotFoundError as error:
             raise DataError(f"there is no split file {path}; make one or check the path") from error
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is not a split file ({error}); make it again") from error
-        protocol = cls(**facts)
         if protocol.fingerprint() != expected:
             raise DataError(
                 f"the rows in {path} have the sha256 {protocol.fingerprint()[:12]}…, but it says"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from hashlens.published import OTHERS
 from hashlens.significance import LEVEL
 
 SLACK = 0.005
@@ -85,19 +86,28 @@ def leads(
     return Outcome(claim, not ahead, "; ".join([*summary, *ahead, *alike]))
 
 
-def reaches(printed: Mapping[str, Mapping[str, float]], maps: Mapping[str, Mapping[str, float]]) -> Outcome:
-    """Whether every method has at least its printed MAP at every length that was run."""
+def reaches(
+    printed: Mapping[str, Mapping[str, tuple[float, bool]]], maps: Mapping[str, Mapping[str, float]]
+) -> Outcome:
+    """Whether every method has at least its printed MAP at every length that was run.
+
+    `printed` has with each MAP whether it can be compared; how many cannot is said.
+    """
     claim = "every method has at least its printed MAP"
     pairs = [
-        (name, n, value, printed[name][n])
+        (name, n, value, *printed[name][n])
         for name, lengths in maps.items()
         for n, value in lengths.items()
         if n in printed.get(name, {})
     ]
-    below = [f"{name} {value:.3f} for {theirs:.3f} at {n} bits" for name, n, value, theirs in pairs if value < theirs]
+    below = [
+        f"{name} {value:.3f} for {theirs:.3f} at {n} bits" for name, n, value, theirs, _ in pairs if value < theirs
+    ]
     if not pairs:
         return Outcome(claim, None, "no printed numbers")
-    return Outcome(claim, not below, "; ".join(below) if below else f"{len(pairs)} numbers")
+    unlike = sum(not comparable for *_, comparable in pairs)
+    counted = f"{len(pairs)} numbers" + (f", {unlike} of them printed for {OTHERS}" if unlike else "")
+    return Outcome(claim, not below, "; ".join([*below, counted]))
 
 
 def _spoken(points: Points) -> str:

@@ -145,13 +145,13 @@ def best_row(done: Done, n: str) -> dict[str, Any] | None:
     return max(rows, key=lambda row: row["lengths"][n]["map"], default=None)
 
 
-def printed_maps(done: Done) -> dict[str, dict[str, float]]:
-    """By method and length, of the methods as they are."""
-    found: dict[str, dict[str, float]] = {}
+def printed_maps(done: Done) -> dict[str, dict[str, tuple[float, bool]]]:
+    """By method and length, of the methods as they are: MAP, and whether it can be compared."""
+    found: dict[str, dict[str, tuple[float, bool]]] = {}
     for row in done.rows:
         for n in row["lengths"]:
             if number := _printed(done, row, n):
-                found.setdefault(row_label(row), {})[n] = number["map"]
+                found.setdefault(row_label(row), {})[n] = number["map"], number["comparable"]
     return found
 
 
@@ -164,7 +164,8 @@ def our_maps(done: Done) -> dict[str, dict[str, float]]:
 def _printed(done: Done, row: dict[str, Any], n: str) -> dict[str, Any] | None:
     if done.part.paper is None:
         return None
-    number = published(done.part.paper, row["method"], int(n), row["features"])
+    n_searched = len(done.part.protocol.database) if done.part.genuine else None
+    number = published(done.part.paper, row["method"], int(n), row["features"], n_searched)
     return number and number | {"comparable": number["comparable"] and done.part.genuine}
 
 

@@ -36,8 +36,8 @@ class SemanticHashing(FeatureNetwork):
 
     Differences from the paper: its features are counts of words, for which the lowest machine is a constrained Poisson
     model and the error a cross-entropy; here they are numbers of any kind, scaled to mean 0 and deviation 1, so the
-    lowest machine has Gaussian units. Adam in place of momentum and of conjugate gradients. Bits are cut at 1/2; the
-    authors cut at 0.1, where noise had left most units of documents.
+    lowest machine has Gaussian units. Adam in place of momentum and of conjugate gradients, and no weight decay. Bits
+    are cut at 1/2; the authors cut at 0.1, where noise had left most units of documents.
     """
 
     name = "semantic"

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -226,7 +227,9 @@ def _batches(n: int, labels: Labels | None, training: Training, rng: np.random.G
         batch = np.cumsum([0, *map(len, fours)])[:-1] * max(1, n // size) // n  # of each four; none is cut
         return [np.concatenate([fours[i] for i in np.flatnonzero(batch == b)]) for b in np.unique(batch)]
     if training.last_batch == "keep":
-        return [order[i : i + size] for i in range(0, n, size)]
+        # one picture alone has no batch statistics: it joins the batch before it
+        cuts = [*range(0, n - 1 if n > size else n, size), n]
+        return [order[a:b] for a, b in pairwise(cuts)]
     return np.array_split(order, max(1, n // size))
 
 

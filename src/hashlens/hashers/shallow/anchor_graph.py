@@ -48,8 +48,7 @@ class AnchorGraphHasher(ShallowHasher):
         squared, ids = nearest_anchors(X, self.anchors_, self.n_nearest)
         self.width_ = np.array(np.sqrt(squared.max(1)).mean() ** 2 or 1.0)  # 0: a single nearest anchor on every row
         Z = memberships(squared, ids, self.width_, len(self.anchors_))
-        used = Z.sum(0) > EMPTY
-        if not used.all():
+        while not (used := Z.sum(0) > EMPTY).all():  # rows find others instead, which may leave one more without
             self.anchors_ = self.anchors_[used]
             Z = self._memberships(X)
         self.projection_ = np.ascontiguousarray(self._learn_projection(Z))
