@@ -233,6 +233,7 @@ def time_to_map(goal: float = 0.765) -> None:
         if enough and epochs > 3:
             break
     words = "" if enough else f"more than (it has not reached {goal} by then) "
+    words += "" if there else f"but ours has not reached {goal}: "
     print(f"  {words}{taken / own:.1f} times as fast", flush=True)
 
 

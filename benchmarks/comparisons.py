@@ -14,6 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hashlens.files import write_text
+
 HERE = Path(__file__).parent / "results" / "comparison"
 CELLS = Path("bench")
 
@@ -54,9 +56,9 @@ def main() -> None:
         out = CELLS / name
         subprocess.run([sys.executable, "-m", "hashlens", *arguments, "--out", f"{out}"], check=True)
         result = json.loads((out / "result.json").read_text(encoding="utf-8")) | {"command": " ".join(command)}
-        text = json.dumps(result, indent=1)
-        text = text.replace(place, MIRFLICKR) if place else text
-        (HERE / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        if MIRFLICKR in command:
+            result["source"] = MIRFLICKR  # whatever the folder is called
+        write_text(HERE / f"{name}.json", json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def _is_sentence(response: Any) -> bool:
         detail = response.json()["detail"]
     except (ValueError, KeyError, TypeError):
         return False
-    return bool(detail) and "\n" not in detail and "Traceback" not in detail
+    return isinstance(detail, str) and bool(detail) and "\n" not in detail and "Traceback" not in detail
 
 
 def _from_document(operation: Any, n: int, number: int, send: Any) -> None:

@@ -128,9 +128,10 @@ def load_own(n: int, n_bits: int, clients: int, seconds: float) -> dict[str, Any
         command = [sys.executable, "-c", SERVE, str(Path(folder) / "index")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
-            found = load(server.stdout.readline().split()[-1], clients, seconds)
-            server.terminate()
-    return found
+            try:
+                return load(server.stdout.readline().split()[-1], clients, seconds)
+            finally:
+                server.terminate()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from hashlens.data import make_protocol, open_source
-from hashlens.files import cache_dir
+from hashlens.files import cache_dir, write_text
 
 HERE = Path(__file__).parent / "results"
 LENGTHS = (12, 24, 32, 48)
@@ -72,7 +72,7 @@ def main() -> None:
                 text=True,
             )
         result = json.loads(done.stdout.replace(triplets, "triplets.csv")) | {"command": " ".join(command)}
-        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(result, indent=1) + "\n")
         print(f"{name}: MAP {result['map']:.4f} in {result['seconds']['total']:.0f} s", flush=True)
 
 

@@ -794,3 +794,37 @@ def test_a_model_that_looks_at_mirror_images_stops_when_asked_to(photos, tmp_pat
     asked = iter([False] * 5)  # asked before the shard and after each batch of 8: in the second half
     with pytest.raises(Stopped):
         encode_source(hasher, str(photos), tmp_path / "other", QUIET, stop=lambda: next(asked, True))
+
+
+def test_a_tar_file_that_would_be_read_for_ever(tmp_path):
+    """A negative size leads tarfile back to the same header."""
+    member = tarfile.TarInfo("a.png")
+    member.size = 0
+    header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = b"\xff" * 10 + b"\xfe\x00"  # -512
+    header[148:156] = b"        "
+    header[148:156] = f"{sum(header):06o}\0 ".encode()
+    (tmp_path / "neg.tar").write_bytes(bytes(header) + bytes(1024))
+    with pytest.raises(DataError, match=r"no pictures in .*neg.tar \(.*damaged"):
+        listing.list_pictures(str(tmp_path / "neg.tar"))
+
+
+def test_links_in_a_tar_file_are_listed_as_skipped(tmp_path):
+    colours(1).save(tmp_path / "a.png")
+    os.link(tmp_path / "a.png", tmp_path / "b.png")
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        archive.add(tmp_path / "a.png", "a.png")
+        archive.add(tmp_path / "b.png", "b.png")
+    found = listing.list_pictures(str(tmp_path / "x.tar"))
+    assert found.table["path"].to_pylist() == [f"{tmp_path}/x.tar::a.png"]
+    assert found.skipped == [(f"{tmp_path}/x.tar::b.png", "a link; give the file itself")]
+
+
+def test_a_table_of_paths_needs_a_first_line(tmp_path):
+    for i in range(2):
+        colours(i).save(tmp_path / f"{i}.png")
+    (tmp_path / "t.csv").write_text("0.png\n1.png\n")
+    with pytest.raises(UsageError, match="no column called path"):
+        listing.list_pictures(str(tmp_path / "t.csv"))
+    (tmp_path / "t.csv").write_text("path\n.\\\\0.png\n1.png\n".replace("\\\\", "\\"))
+    assert len(listing.list_pictures(str(tmp_path / "t.csv")).table) == 2

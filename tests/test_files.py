@@ -160,3 +160,8 @@ def test_new_files_have_the_rights_that_the_user_wants(tmp_path):
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
     with pytest.raises(StorageError, match="the name is too long"):
         write_text(tmp_path / ("n" * 300), "x")
+
+
+def test_an_empty_variable_is_no_folder(monkeypatch):
+    monkeypatch.setenv("HASHLENS_CACHE", "")
+    assert cache_dir().is_absolute()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from contextlib import suppress
 from typing import Any
 
 from hashlens.files import cache_dir
@@ -20,7 +21,10 @@ def diagnose() -> dict[str, Any]:
         device = choose_device()
         facts["training"] = {"device": device, "precision": choose_precision("auto", device)}
     cache = cache_dir()
-    used = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) if cache.exists() else 0
+    used = 0
+    for path in cache.rglob("*") if cache.exists() else ():
+        with suppress(FileNotFoundError):  # another process has just deleted it
+            used += path.stat().st_size if path.is_file() else 0
     facts["cache"] = f"{cache} ({used / 1e6:,.0f} MB; may be deleted at any time)"
     existing = next(parent for parent in [cache, *cache.parents] if parent.exists())
     facts["disk"] = f"{shutil.disk_usage(existing).free / 1e9:,.0f} GB free"

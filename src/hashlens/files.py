@@ -24,11 +24,19 @@ if sys.platform != "win32":
 
 def cache_dir() -> Path:
     """Where downloads and computed features are kept; HASHLENS_CACHE moves it."""
-    if "HASHLENS_CACHE" in os.environ:
+    if os.environ.get("HASHLENS_CACHE"):
         return Path(os.environ["HASHLENS_CACHE"])
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("hashlens"))
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """With the home folder in place of ~."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"there is no home folder for {path}; write the path in full") from error
 
 
 def sha256(path: Path) -> str:

@@ -42,7 +42,7 @@ class Progress:
             if done >= total or now - last >= PLAIN_SECONDS:
                 last = now
                 rate = done / max(now - start, 1e-9)
-                left = f", {duration((total - done) / rate)} left" if done < total else ""
+                left = f", {duration((total - done) / rate)} left" if 0 < done < total else ""
                 self.say(f"{what}  {done:,}/{total:,}  {rate:,.0f}/s{left}")
 
         return advance

@@ -103,6 +103,9 @@ def test_copies(photos):
     text = describe_check(check_source(photos))
     assert "3 (groups of the same file: 2, of the same pixels: 1); groups under different labels: 1" in text
     assert "cats/2.png = dogs/cat.png" in text
+    shutil.copy(photos / "dogs" / "1.png", photos / "dogs" / "third.png")
+    text = describe_check(check_source(photos))
+    assert "4 (groups of the same file: 3, of the same pixels: 1)" in text, "each copy is counted once"
 
 
 def test_jpegs_that_look_alike_when_small_are_not_copies(tmp_path):
@@ -147,6 +150,11 @@ def test_nuswide_without_pictures_is_told_from_its_labels(nuswide):
     assert len(report["skipped"]) == 32
     text = describe_check(report)
     assert f"… and {32 - SHOWN} more; --json lists all" in text and "no picture is there" in text
+
+
+def test_nuswide_has_no_split_of_its_own(nuswide):
+    shutil.rmtree(nuswide / "Flickr")
+    assert "without a split of its own" in check_source(nuswide, protocol="given")["split"]["error"]
 
 
 def test_the_split_of_the_real_ground_truth(real_ground_truth):

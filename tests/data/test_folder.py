@@ -12,7 +12,7 @@ from PIL import Image
 
 from hashlens.data import make_protocol, open_source
 from hashlens.data.folder import find_pictures, load_folder
-from hashlens.errors import DataError
+from hashlens.errors import DataError, UsageError
 
 
 def paint(path, grey, size=(12, 10), **options):
@@ -185,3 +185,32 @@ def test_importing_the_package_of_data_is_cheap():
     code = "import sys, hashlens.data; print([m for m in ('PIL', 'sklearn') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_names_that_are_no_text_are_skipped(photos):
+    """A class or a file may be named in bytes that are not UTF-8."""
+    try:
+        (photos / "caf\udce9").mkdir()
+    except (OSError, UnicodeEncodeError):
+        pytest.skip("this disk has no such names")
+    paint(photos / "caf\udce9" / "1.png", 50)
+    paint(photos / "cats" / "\udce9.png", 51)
+    source = open_source(photos)
+    assert source.labels.names == ("cats", "dogs") and len(source.images) == 8
+    assert source.skipped == [
+        ("caf\\udce9/1.png", "its name is not UTF-8"),
+        ("cats/\\udce9.png", "its name is not UTF-8"),
+    ]
+
+
+def test_one_folder_is_enough_where_no_labels_are_needed(photos, tmp_path):
+    paint(tmp_path / "one" / "inside" / "1.png", 20)
+    paint(tmp_path / "one" / "2.png", 30)
+    source = open_source(tmp_path / "one", labelled=False)
+    assert source.images.names == ("2.png", "inside/1.png") and source.labels.n_classes == 0
+    assert open_source(photos, labelled=False).labels.names == ("cats", "dogs")
+
+
+def test_paths_that_cannot_be(tmp_path):
+    with pytest.raises(UsageError, match="no home folder for ~nobody-of-this-name"):
+        open_source("~nobody-of-this-name/pictures")

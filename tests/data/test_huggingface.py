@@ -183,3 +183,29 @@ def test_without_the_package(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib, "import_module", lambda name: refuse(name))
     with pytest.raises(UsageError, match=r"pip install 'hashlens\[datasets\]'"):
         open_source(tmp_path)
+
+
+@needs_datasets
+def test_pictures_of_another_column_are_other_pictures(save):
+    datasets = importlib.import_module("datasets")
+    columns = {"image": [png(10), png(20)], "back": [png(30), png(40)], "label": ["a", "b"]}
+    root = save({"": columns}, back=datasets.Image())
+    front, back = (open_source(root, columns=Columns(path=name)) for name in ("image", "back"))
+    assert greys(front) == [10, 20] and greys(back) == [30, 40]
+    assert front.images.fingerprint() != back.images.fingerprint()
+
+
+@needs_datasets
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_a_dataset_that_was_saved_for_another_package(tmp_path, kind):
+    datasets = importlib.import_module("datasets")
+    whole = datasets.Dataset.from_dict({"image": [png(10), png(20), png(30)], "label": [3, 4, 3]})
+    whole.cast_column("image", datasets.Image()).with_format(kind).save_to_disk(str(tmp_path / "saved"))
+    assert described(open_source(tmp_path / "saved")) == ["3", "4", "3"]
+
+
+@needs_datasets
+def test_rows_of_two_classes(save):
+    pictures = [png(grey) for grey in (10, 20, 30)]
+    source = open_source(save({"": {"image": pictures, "label": [[0, 1], [1, 0], [1, 0]]}}))
+    assert described(source) == ["1", "0", "0"]

@@ -1,6 +1,7 @@
 """Images: every way in gives the same RGB, and bad files are errors with a reason."""
 
 import io
+import os
 import struct
 import warnings
 import zlib
@@ -94,6 +95,16 @@ def test_fingerprint_of_files_sees_a_change(tmp_path):
     (tmp_path / "b.png").unlink()
     with pytest.raises(DataError, match=r"b\.png"):
         FileImages(tmp_path, ["a.png", "b.png"]).fingerprint()
+
+
+def test_fingerprints_of_files_that_are_equal_but_for_their_pixels(tmp_path):
+    for name, grey in (("a", 10), ("b", 200)):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (16, 16), (grey,) * 3).save(tmp_path / name / "x.bmp")
+        os.utime(tmp_path / name / "x.bmp", (0, 0))
+    assert (tmp_path / "a" / "x.bmp").stat().st_size == (tmp_path / "b" / "x.bmp").stat().st_size
+    first, second = (FileImages(tmp_path / name, ["x.bmp"]).fingerprint() for name in "ab")
+    assert first != second
 
 
 def test_files_arrays_and_pil_pictures_give_the_same(tmp_path):

@@ -14,6 +14,7 @@ from hashlens.features.batches import BATCH
 from hashlens.features.deep import deep_features, extract, feature_size
 from hashlens.networks import inference
 from hashlens.networks.inference import Normalise
+from hashlens.progress import Progress
 
 N = 70  # more than one batch
 
@@ -83,6 +84,15 @@ def test_the_second_time_nothing_is_computed(pixels, folder, monkeypatch):
     assert not hasattr(images, "reads")
     with pytest.raises(AssertionError, match="computed again"):
         extract(make_blocks(seed=1), images, 8)
+
+
+@pytest.mark.parametrize("harm", [b"", b"junk", None], ids=["empty", "junk", "cut"])
+def test_a_damaged_file_is_made_again(pixels, folder, capsys, harm):
+    first = np.array(extract(make_blocks(), ArrayImages(pixels), 8))
+    (file,) = folder.iterdir()
+    file.write_bytes(file.read_bytes()[:-100] if harm is None else harm)
+    assert np.array_equal(extract(make_blocks(), ArrayImages(pixels), 8, progress=Progress()), first)
+    assert "is damaged; features are computed again" in capsys.readouterr().err
 
 
 def test_the_name_changes_with_everything(pixels, folder):

@@ -1,5 +1,6 @@
 """Backbones of the transformers package: tiny random models in local folders, split, frozen, saved, and refused."""
 
+import io
 import json
 import sys
 
@@ -224,6 +225,43 @@ def test_models_that_cannot_be_loaded(tmp_path, monkeypatch):
     (tmp_path / "preprocessor_config.json").unlink()
     with pytest.raises(DataError, match=r"with its config.json, preprocessor_config.json and model.safetensors"):
         build_blocks(name)
+
+
+@needs_transformers
+def test_damaged_models_are_one_sentence(tmp_path):
+    def change(**facts):
+        path = tmp_path / "preprocessor_config.json"
+        path.write_text(json.dumps(PROCESSOR | facts))
+
+    name, _ = make_vit(tmp_path)
+    for harm in (
+        lambda: change(image_std=[0, 0, 0]),
+        lambda: change(image_mean=None),
+        lambda: (change(), (tmp_path / "model.safetensors").write_bytes(b"junk")),
+        lambda: (tmp_path / "model.safetensors").write_bytes(b""),
+    ):
+        harm()
+        with pytest.raises(DataError, match="cannot be loaded") as error:
+            build_blocks(name)
+        assert "\n" not in error.value.message
+
+
+@needs_transformers
+def test_neither_code_nor_pickles_of_a_model_are_run(tmp_path, monkeypatch):
+    name, model = make_vit(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(DataError, match="cannot be loaded"):
+        build_blocks(name)
+    own = json.loads((tmp_path / "config.json").read_text()) | {"model_type": "mine"}
+    own["auto_map"] = {"AutoConfig": "code.Mine", "AutoModel": "code.Model"}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    (tmp_path / "code.py").write_text("import pathlib\npathlib.Path('ran').write_text('')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(DataError, match="cannot be loaded"):
+        build_blocks(name)
+    assert not (tmp_path / "ran").exists()
 
 
 @needs_transformers

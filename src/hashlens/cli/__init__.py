@@ -45,6 +45,10 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has gone
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:  # a path that is too long, a disk that is gone
+        name = f"{error.filename}: " if error.filename else ""
+        print(f"error: {name}{error.strerror or error}; check the path and the disk", file=sys.stderr)
+        sys.exit(StorageError.exit_code)
 
 
 @app.callback(invoke_without_command=True)

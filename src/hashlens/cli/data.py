@@ -30,16 +30,28 @@ def features(
 
     from hashlens.data import open_source
     from hashlens.features import backbone_of, picture_features
-    from hashlens.files import replacing, require_room
+    from hashlens.files import replacing, require_room, write_csv
 
     progress = Progress(quiet)
-    images = open_source(source, from_file=from_file, progress=progress.say, labelled=False).images
-    found = picture_features(images, backbone_of(kind), progress=progress)
+    opened = open_source(source, from_file=from_file, progress=progress.say, labelled=False)
+    for warning in opened.warnings:
+        progress.say(f"note: {warning}")
+    found = picture_features(opened.images, backbone_of(kind), progress=progress)
     require_room(out.parent, found.nbytes, "the features")
     with replacing(out) as temporary, temporary.open("wb") as file:
         np.save(file, found)
+    paths, skipped = out.with_suffix(".paths.csv"), out.with_suffix(".skipped.csv")
+    write_csv(paths, ["path"], ([name] for name in opened.images.names))
     result = {"n": len(found), "n_features": found.shape[1], "kind": backbone_of(kind), "out": str(out)}
-    print(json.dumps(result) if as_json else f"{len(found):,} rows of {found.shape[1]} features in {out}")
+    result |= {"paths": str(paths), "n_skipped": len(opened.skipped)}
+    if opened.skipped:
+        write_csv(skipped, ["path", "reason"], opened.skipped)
+    if as_json:
+        print(json.dumps(result))
+        return
+    print(f"{len(found):,} rows of {found.shape[1]} features in {out}, their pictures in {paths}")
+    if opened.skipped:
+        print(f"{len(opened.skipped):,} pictures could not be read: see {skipped}")
 
 
 @data_app.command()

@@ -6,10 +6,10 @@ import difflib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hashlens.errors import DataError, UsageError
+from hashlens.files import expanded
 
 if TYPE_CHECKING:  # kept out of the import, so that `hashlens --help` is quick
     from hashlens.data.images import Images
@@ -73,7 +73,7 @@ def open_source(
         raise UsageError(f"the only quirk is transposed-test-batch, for cifar10, not {quirk!r} for {name_or_path}")
     if from_file is not None and name_or_path != "cifar10":
         raise UsageError(f"--from-file is only for cifar10, not for {name_or_path}; leave it out")
-    path = Path(name_or_path).expanduser()
+    path = expanded(name_or_path)
     is_name = isinstance(name_or_path, str) and name_or_path in SOURCES
     if not is_name and path.suffix.lower() in (".csv", ".tsv") and not path.is_dir():
         from hashlens.data.table import load_table

@@ -8,7 +8,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from hashlens.data.labels import Labels
 from hashlens.data.nuswide import is_nuswide, list_pictures
 from hashlens.data.protocols import PROTOCOLS, Protocol, natural_protocol
 from hashlens.errors import DataError, UsageError
+from hashlens.files import expanded
 from hashlens.threads import blocks, work_ahead
 
 SHOWN = 20  # skipped pictures and groups of copies that the text lists; the report has all of them
@@ -31,7 +31,7 @@ class Picture(NamedTuple):
     height: int
     n_bytes: int
     file: bytes  # sha256 of the file, or of the pixels where there is no file
-    pixels: bytes  # sha256 of the quick decoding: equal pixels have the same, the reverse has to be verified
+    pixels: bytes  # sha256 of the quick decoding: equal pixels in files of one format have the same; not the reverse
 
 
 def check_source(
@@ -50,7 +50,7 @@ def check_source(
     """
     if protocol is not None and protocol not in (*PROTOCOLS, "given"):
         raise UsageError(f"there is no protocol {protocol!r}; known are {', '.join(PROTOCOLS)}")
-    path = Path(name_or_path).expanduser()
+    path = expanded(name_or_path)
     if is_nuswide(path) and not (listing := list_pictures(path, progress)).found:
         return {
             "source": "nuswide",
@@ -59,9 +59,7 @@ def check_source(
             "labels": _label_facts(listing.labels),
             "skipped": _skipped(listing.missing),
             "duplicates": {"files": [], "pixels": [], "different_labels": [], "query_in_database": 0},
-            "split": _split_facts(
-                _attempt(lambda: PROTOCOLS[protocol or natural_protocol(listing.labels)](listing.labels, seed))
-            ),
+            "split": _split_facts(_attempt(lambda: _of_ground_truth(listing.labels, protocol, seed))),
             "warnings": [*listing.warnings, "no picture is there: labels and split are those of the ground truth"],
         }
 
@@ -195,6 +193,12 @@ def _attempt(make: Callable[[], Protocol]) -> Protocol | str:
         return error.message
 
 
+def _of_ground_truth(labels: Labels, protocol: str | None, seed: int) -> Protocol:
+    if protocol == "given":
+        raise DataError("NUS-WIDE comes without a split of its own; choose nuswide-1 or nuswide-2")
+    return PROTOCOLS[protocol or natural_protocol(labels)](labels, seed)
+
+
 def _split_facts(split: Protocol | str) -> dict[str, Any]:
     if isinstance(split, str):
         return {"error": split}
@@ -260,7 +264,7 @@ def _describe_copies(duplicates: dict[str, Any]) -> list[str]:
     groups = duplicates["files"] + duplicates["pixels"]
     if not groups:
         return [_line("duplicates", "none")]
-    copies = sum(len(group) - 1 for group in groups)
+    copies = len({name for group in groups for name in group}) - _n_sets(groups)
     text = f"{copies:,} (groups of the same file: {len(duplicates['files']):,}, of the same pixels:"
     text += f" {len(duplicates['pixels']):,})"
     if duplicates["different_labels"]:
@@ -268,6 +272,15 @@ def _describe_copies(duplicates: dict[str, Any]) -> list[str]:
     if duplicates["query_in_database"]:
         text += f"; queries with a copy in the database, which flatters MAP: {duplicates['query_in_database']:,}"
     return [_line("duplicates", text), *[_line("", " = ".join(group)) for group in groups[:SHOWN]], *_and_more(groups)]
+
+
+def _n_sets(groups: Sequence[Sequence[str]]) -> int:
+    """How many pictures there would be without copies: groups that share one are of the same picture."""
+    sets: list[set[str]] = []
+    for group in groups:
+        touched = [found for found in sets if found & set(group)]
+        sets = [found for found in sets if not found & set(group)] + [set(group).union(*touched)]
+    return len(sets)
 
 
 def _and_more(entries: Sequence[Any]) -> list[str]:

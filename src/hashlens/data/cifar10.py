@@ -96,7 +96,7 @@ def _read_cache(say: Progress) -> tuple[np.ndarray, np.ndarray] | None:
         pixels = np.asarray(np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False))
         labels = np.load(folder / "labels.npy", allow_pickle=False)
         verify(pixels, labels, str(folder))
-    except (OSError, ValueError, TypeError, HashlensError) as error:
+    except (OSError, ValueError, TypeError, EOFError, HashlensError) as error:
         say(f"the cached CIFAR-10 is damaged and will be replaced ({error})")
         return None
     return pixels, labels
@@ -205,7 +205,11 @@ def _read_members(path: Path) -> dict[str, bytes]:
     contents = {}
     try:
         with tarfile.open(path, "r:gz") as archive:
+            last = -1
             for member in archive:
+                if member.size < 0 or member.offset <= last:  # it would be read for ever
+                    raise tarfile.ReadError("a header is damaged")
+                last = member.offset
                 if member.name in wanted and member.isfile():
                     if member.size > 64_000_000:  # the largest real one has half of that
                         raise DataError(f"{member.name} in {path} is too large; fetch {SITE_URL} again")

@@ -30,14 +30,14 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 def load_folder(root: str | os.PathLike[str], progress: Progress | None = None, labelled: bool = True) -> Source:
     """Find the pictures below `root`, see that each can be decoded, and label it by its class folder.
 
-    Unless labels are needed, there may be no class folders; the labels then have no classes.
+    Unless labels are needed, there may be no class folders, or one; the labels then have no classes.
     """
     root = Path(root)
     found = find_pictures(root)
     loose = [path for path in found if "/" not in path]
     paths = [path for path in found if "/" in path]
-    if not paths and not labelled:
-        return _unlabelled(root, loose, progress)
+    if not labelled and len({path.split("/", 1)[0] for path in paths}) < 2:
+        return _unlabelled(root, found, progress)
     if not paths:
         raise DataError(
             f"{root} has {len(loose):,} pictures but no class folders, and labels are needed; put each"
@@ -89,6 +89,20 @@ def require_most(skipped: Sequence[tuple[str, str]], n: int, where: str, advice:
         )
 
 
+def is_utf8(text: str) -> bool:
+    """Names of files are bytes to most systems; no table can hold one that is not text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(path: str) -> str:
+    """A name that is not UTF-8 as text."""
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
 def check_once(
     paths: Sequence[str], root: str | os.PathLike[str], progress: Progress | None = None
 ) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str]]]:
@@ -99,6 +113,8 @@ def check_once(
     root = Path(root)
     memory = _memory(root)
     known = _recall(memory)
+    nameless = [(shown(path), "its name is not UTF-8") for path in paths if not is_utf8(path)]
+    paths = [path for path in paths if is_utf8(path)]
     marks = {path: _mark(root / path) for path in paths}
     unsure = [path for path in paths if path not in known or known[path][0] != marks[path]]
     if unsure and progress:
@@ -112,7 +128,7 @@ def check_once(
             if progress:
                 progress(f"the check is not kept for the next time: {error}")
     bad = dict(skipped)
-    return {path: known[path][1:] for path in paths if path not in bad}, skipped
+    return {path: known[path][1:] for path in paths if path not in bad}, [*nameless, *skipped]
 
 
 def forget_checks(root: str | os.PathLike[str]) -> None:
@@ -233,11 +249,11 @@ def find_pictures(root: str | os.PathLike[str]) -> list[str]:
 
 def _files(folder: Path, prefix: str, seen: set[tuple[int, int]]) -> list[str]:
     """Files below `folder`, following links; `seen` stops a link that leads back to a folder on the way."""
-    status = folder.stat()
-    identity = (status.st_dev, status.st_ino)
-    if identity in seen:
-        return []
     try:
+        status = folder.stat()
+        identity = (status.st_dev, status.st_ino)
+        if identity in seen:
+            return []
         entries = sorted(folder.iterdir())
     except PermissionError as error:
         raise DataError(f"permission denied to read the folder {folder}; allow it or move it away") from error

@@ -26,6 +26,8 @@ from hashlens.data.table import LABEL_NAMES, labels_of, split_labels
 from hashlens.errors import DataError, UsageError
 from hashlens.threads import blocks, work_ahead
 
+MAX_BYTES = 2**28  # of one picture
+
 
 class HuggingFaceImages(Images):
     """Pictures in the Arrow files of a dataset, decoded when they are asked for."""
@@ -44,7 +46,12 @@ class HuggingFaceImages(Images):
         cell = self._dataset[int(self._rows[row])][self._column]
         if cell is None:
             raise FileNotFoundError(self.names[row])
-        return cell["bytes"] if cell["bytes"] is not None else Path(cell["path"]).read_bytes()
+        if cell["bytes"] is not None:
+            return cell["bytes"]
+        file = Path(cell["path"])
+        if not file.is_file() or file.stat().st_size > MAX_BYTES:
+            raise OSError(f"{file} is no file of at most {MAX_BYTES / 1e6:.0f} MB")
+        return file.read_bytes()
 
     def picture(self, row: int, at_least: int | None = None) -> Image.Image:
         file = io.BytesIO()
@@ -66,7 +73,8 @@ class HuggingFaceImages(Images):
         return None
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(f"huggingface {self._mark}\n".encode() + self._rows.astype("<i8").tobytes()).hexdigest()
+        what = f"huggingface {self._column} {self._mark}\n"
+        return hashlib.sha256(what.encode() + self._rows.astype("<i8").tobytes()).hexdigest()
 
 
 def is_huggingface(root: str | os.PathLike[str]) -> bool:
@@ -131,6 +139,7 @@ def _open(root: Path) -> dict[str, Any]:
         text = " ".join(str(error).split())[:200]
         raise DataError(f"{root} cannot be read as a Hugging Face dataset ({text}); save it again") from error
     parts = dict(found) if hasattr(found, "keys") else {"": found}
+    parts = {name: part.with_format(None) for name, part in parts.items()}  # it may have been saved for torch or numpy
     if not sum(len(part) for part in parts.values()):
         raise DataError(f"the dataset {root} has no rows; check the path")
     return parts
@@ -189,12 +198,12 @@ def _label_sets(dataset: Any, column: str, separator: str | None) -> list[tuple[
 
 
 def _is_matrix(cells: list[Any]) -> bool:
-    """Whether these are rows of 0 and 1, one for each label, and not lists of labels, which name none twice."""
+    """Whether these are rows of 0 and 1, one for each label, and not lists of labels: each once, in their order."""
     rows = all(isinstance(cell, list) and len(cell) == len(cells[0]) for cell in cells)
     return (
         rows
         and all(value in (0, 1) for cell in cells for value in cell)
-        and any(len(set(cell)) < len(cell) for cell in cells)
+        and any(cell != sorted(set(cell)) for cell in cells)
     )
 
 

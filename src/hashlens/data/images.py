@@ -167,16 +167,20 @@ class FileImages(Images):
             ) from error
 
     def fingerprint(self) -> str:
+        """Of names, sizes, times, and some bytes from the middle: two folders can be equal in all the rest."""
         digest = hashlib.sha256(b"files")
         for name in self.names:
             try:
-                status = (self.root / name).stat()
+                with (self.root / name).open("rb") as file:
+                    status = os.fstat(file.fileno())
+                    file.seek(status.st_size // 2)
+                    sample = file.read(64)
             except OSError as error:
                 raise DataError(
                     f"the picture {self.root / name} cannot be found any more ({error.strerror});"
                     " put it back or open the folder again"
                 ) from error
-            digest.update(os.fsencode(name) + f"\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+            digest.update(os.fsencode(name) + f"\0{status.st_size}\0{status.st_mtime_ns}\n".encode() + sample)
         return digest.hexdigest()
 
 

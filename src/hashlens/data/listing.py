@@ -29,9 +29,10 @@ import pyarrow as pa
 from PIL import Image
 
 from hashlens.data import SOURCES, Columns, open_source
-from hashlens.data.folder import EXTENSIONS, find_pictures, locate, respelt_warnings
+from hashlens.data.folder import EXTENSIONS, find_pictures, is_utf8, locate, respelt_warnings, shown
 from hashlens.data.images import Images, Progress, decode, reason
 from hashlens.errors import DataError, UsageError
+from hashlens.files import expanded
 
 INSIDE = "::"  # shards/00000.tar::cats/1.jpg; a name inside a tar file is never used as a path
 MAX_MEMBER = 2**28  # bytes of one picture in a tar file
@@ -53,7 +54,7 @@ def list_pictures(
     """The pictures of a source (see above), or of a sequence of paths."""
     if not isinstance(source, str):
         return _list_paths(source, "the list")
-    path = Path(source).expanduser()
+    path = expanded(source)
     is_table = path.suffix.lower() in (".csv", ".tsv") and not path.is_dir()
     if columns is not None and columns != Columns() and not is_table:
         raise UsageError(f"columns and separators are for tables (.csv, .tsv), and {source} is none; leave them out")
@@ -128,15 +129,16 @@ def _list_paths(lines: Iterable[str], source: str) -> Listing:
         )
     gone = dict(missing)
     listing = _listing([path for path in paths if path not in gone])
-    return replace(listing, skipped=[*((_shown(path), why) for path, why in missing), *listing.skipped])
+    return replace(listing, skipped=[*((shown(path), why) for path, why in missing), *listing.skipped])
 
 
 def _list_table(path: Path, columns: Columns, progress: Progress | None) -> Listing:
-    from hashlens.data.table import Row, _join, _read_cells, read_rows
+    from hashlens.data.table import PATH_NAMES, Row, _join, _read_cells, read_rows
 
     header, lines = _read_cells(path)
-    if len(header) == 1 and columns == Columns():  # paths alone: what is to be encoded needs no labels
-        rows = [Row(number, _posix(cells[0].strip()), (), None) for number, cells in lines]
+    # paths alone: what is to be encoded needs no labels
+    if len(header) == 1 and columns == Columns() and header[0].lower() in PATH_NAMES:
+        rows = [Row(number, cells[0].strip().replace("\\", "/"), (), None) for number, cells in lines]
         warnings: list[str] = []
     else:
         rows, warnings = read_rows(path, columns)
@@ -146,7 +148,7 @@ def _list_table(path: Path, columns: Columns, progress: Progress | None) -> List
     for warning in [*warnings, *respelt_warnings(found, path.name), *more]:
         if progress:
             progress(f"note: {warning}")
-    skipped += [(_shown(_below(path.parent, name)), why) for name, why in missing]
+    skipped += [(shown(_below(path.parent, name)), why) for name, why in missing]
     if not joined:
         raise DataError(f"none of the {len(rows):,} pictures of {path} is there; paths are relative to its folder")
     labels = [list(row.labels) for row in joined.values()]
@@ -181,6 +183,9 @@ def _list_tars(paths: list[str], source: str) -> Listing:
     for path in map(_posix, paths):
         try:
             for member in members(path):
+                if not member.isreg():
+                    skipped.append((f"{path}{INSIDE}{member.name}", "a link; give the file itself"))
+                    continue
                 names.append(f"{path}{INSIDE}{member.name}")
                 facts.append((member.offset_data, min(member.size, 2**62), _nanoseconds(member.mtime)))
         except (tarfile.TarError, OSError, ValueError) as error:
@@ -197,9 +202,13 @@ def _list_tars(paths: list[str], source: str) -> Listing:
 def members(path: str) -> Iterator[tarfile.TarInfo]:
     """Files in a tar file that end like pictures; an error where it is damaged, which tarfile takes for its end."""
     with tarfile.open(path, "r:") as archive:
+        last = -1
         while (member := archive.next()) is not None:
+            if member.size < 0 or member.offset <= last:  # it would be read for ever
+                raise tarfile.ReadError("a header is damaged")
+            last = member.offset
             archive.members.clear()  # type: ignore[attr-defined] # it would keep a million of them
-            if member.isfile() and member.name.lower().endswith(EXTENSIONS):
+            if (member.isreg() or member.islnk() or member.issym()) and member.name.lower().endswith(EXTENSIONS):
                 yield member
         end = archive.offset
     with Path(path).open("rb") as file:
@@ -301,9 +310,9 @@ def _why(file: Path | io.BytesIO, error: Exception) -> str:
 
 def _listing(paths: Sequence[str], labels: list[list[str]] | None = None, **facts: np.ndarray) -> Listing:
     """Without the names that are not UTF-8, which no table can hold."""
-    good = [_is_utf8(path) for path in paths]
+    good = [is_utf8(path) for path in paths]
     table_of = [i for i, is_good in enumerate(good) if is_good]
-    bad = [_shown(path) for path, is_good in zip(paths, good, strict=True) if not is_good]
+    bad = [shown(path) for path, is_good in zip(paths, good, strict=True) if not is_good]
     if not table_of:
         raise DataError(f"the names of all {len(paths):,} pictures are not UTF-8 (first: {bad[0]}); rename them")
     table = _table(
@@ -319,19 +328,6 @@ def _table(paths: Sequence[str], labels: list[list[str]] | None = None, **facts:
     if labels is not None:
         columns["labels"] = pa.array(labels, pa.list_(pa.string()))
     return pa.table(columns | {name: pa.array(values) for name, values in facts.items()})
-
-
-def _shown(path: str) -> str:
-    """A name that is not UTF-8 as text."""
-    return path.encode("utf-8", "backslashreplace").decode()
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _why_no_file(path: str) -> str | None:

@@ -41,7 +41,10 @@ def read_triplets(path: Path, images: Images) -> np.ndarray:
     row_of = {name: row for row, name in enumerate(images.names)}
     triplets = []
     for number, line in lines:
-        words = [word.strip() for word in next(csv.reader([line], delimiter=separator, skipinitialspace=True))]
+        try:
+            words = [word.strip() for word in next(csv.reader([line], delimiter=separator, skipinitialspace=True))]
+        except csv.Error as error:
+            raise DataError(f"line {number} of {path} cannot be read ({error}); mend it") from error
         words = [word for word in words if word] if separator == " " else words
         if number == lines[0][0] and [word.lower() for word in words] == ["query", "positive", "negative"]:
             continue
@@ -57,9 +60,9 @@ def _row(word: str, row_of: dict[str, int], n: int, where: str) -> int:
     if word in row_of:
         return row_of[word]
     if word.isdecimal():
-        if int(word) < n:
+        if len(word) < 19 and int(word) < n:
             return int(word)
-        raise DataError(f"{where} names row {word}, but there are {n:,} pictures; rows count from 0")
+        raise DataError(f"{where} names row {word[:19]}, but there are {n:,} pictures; rows count from 0")
     raise DataError(
         f"{where} names {word!r}, which is not among the pictures; give its path as it is listed, or its row"
     )

@@ -26,7 +26,13 @@ def kept(
     """
     path = cache_dir() / "features" / f"{key}.npy"
     if path.exists():
-        return np.load(path, mmap_mode="r")
+        try:
+            found = np.load(path, mmap_mode="r")
+            if len(found) == n:
+                return found
+        except (OSError, ValueError, EOFError):
+            pass
+        (progress or Progress(quiet=True)).say(f"note: {path} is damaged; {what} are computed again")
     with replacing(path) as temporary, (progress or Progress(quiet=True)).bar(what, n) as advance:
         out: np.memmap | None = None
         for rows, values in batches:

@@ -136,6 +136,10 @@ def load_mat(path: Path) -> nn.Sequential:
             raise DataError(
                 f"{path} is not CNN-F: its layer {number} ({expected.name}) {difference}; {ADVICE}"
             ) from difference
+        except (ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+            raise DataError(
+                f"{path} is damaged: its layer {number} ({expected.name}) cannot be read ({error}); {ADVICE}"
+            ) from error
     average = _average(path, content)
     blocks = build(Plan(tuple(kernel.shape[3] for kernel, _ in weights), tuple(norms), tuple(ceil_modes)))
     targets = [m for m in blocks.modules() if isinstance(m, nn.Conv2d | nn.Linear)]

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hashlens.errors import DataError, UsageError
+from hashlens.errors import DataError, HashlensError, UsageError
 from hashlens.networks import HUGGING_FACE, NetworkInfo
 from hashlens.networks.preprocessing import Normalise
 
@@ -87,7 +87,7 @@ class Whole(Part):
 
 def info(name: str) -> NetworkInfo:
     with _reading(name):
-        config = _vision(_transformers().AutoConfig.from_pretrained(_where(name), **_offline()), "vision_config")
+        config = _vision(_transformers().AutoConfig.from_pretrained(_where(name), **_how()), "vision_config")
         size = _size(_processor(name), config)
     widths = [getattr(config, "hidden_size", None), *(getattr(config, "hidden_sizes", None) or [])]
     layers = getattr(config, "num_hidden_layers", None)
@@ -113,10 +113,10 @@ def build_network(
             config = transformers.AutoConfig.for_model(**description["config"])
             preprocessing = Normalise.from_description(description)
         else:
-            config = transformers.AutoConfig.from_pretrained(_where(name), **_offline())
+            config = transformers.AutoConfig.from_pretrained(_where(name), **_how())
             preprocessing = _preprocessing(_processor(name), _vision(config, "vision_config"))
         if pretrained:
-            model = transformers.AutoModel.from_pretrained(_where(name), **_offline())
+            model = transformers.AutoModel.from_pretrained(_where(name), use_safetensors=True, **_how())
         else:
             model = transformers.AutoModel.from_config(config)
         model = _vision(model, "vision_model").float().eval()
@@ -172,6 +172,8 @@ def _vision(thing: Any, attribute: str) -> Any:
 
 def _preprocessing(settings: dict[str, Any], config: Any) -> Normalise:
     plain = not settings.get("do_normalize", True)
+    if not plain and not all(value > 0 for value in settings["image_std"]):
+        raise ValueError(f"its pictures are divided by {settings['image_std']}")
     return Normalise(
         0.0 if plain else tuple(settings["image_mean"]),
         1.0 if plain else tuple(settings["image_std"]),
@@ -191,7 +193,7 @@ def _size(settings: dict[str, Any], config: Any) -> int:
 
 
 def _processor(name: str) -> dict[str, Any]:
-    settings, _ = _transformers().ImageProcessingMixin.get_image_processor_dict(_where(name), **_offline())
+    settings, _ = _transformers().ImageProcessingMixin.get_image_processor_dict(_where(name), **_how())
     return settings
 
 
@@ -208,8 +210,10 @@ def _where(name: str) -> str:
     return name.removeprefix(HUGGING_FACE)
 
 
-def _offline() -> dict[str, bool]:
-    return {"local_files_only": os.environ.get("HASHLENS_OFFLINE", "0") not in ("", "0")}
+def _how() -> dict[str, bool]:
+    """No code of a model's own is run, whatever anybody answers."""
+    offline = os.environ.get("HASHLENS_OFFLINE", "0") not in ("", "0")
+    return {"local_files_only": offline, "trust_remote_code": False}
 
 
 @contextmanager
@@ -220,7 +224,9 @@ def _reading(name: str) -> Iterator[None]:
     log.set_verbosity_error()  # that a classifier is left out, above all
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
+    except HashlensError:
+        raise
+    except Exception as error:  # a damaged or foreign model makes it raise nearly anything
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise DataError(
             f"the backbone {name} cannot be loaded ({reason}); after hf: give the name of a vision model on the hub,"

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
+from hashlens.errors import UsageError
 from hashlens.networks.onnx_graph import UnsupportedModule, to_onnx
 from hashlens.networks.preprocessing import Normalise
 from hashlens.networks.session import one_core_session
@@ -25,6 +26,8 @@ Forward = Callable[[np.ndarray], np.ndarray]
 
 
 def choose_device(device: str = "auto") -> str:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("there is no GPU that torch can use here; leave out --device, or use cpu")
     if device != "auto":
         return device
     return "cuda" if torch.cuda.is_available() else "cpu"

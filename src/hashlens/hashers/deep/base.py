@@ -14,7 +14,7 @@ from torch import nn
 
 from hashlens.data.images import ArrayImages, Images, as_images
 from hashlens.data.labels import Labels
-from hashlens.errors import DataError, UsageError
+from hashlens.errors import DataError, HashlensError, UsageError
 from hashlens.features.batches import mean_of_views
 from hashlens.features.deep import extract, forward_all, forward_kept
 from hashlens.hashers.base import Hasher, is_features
@@ -99,6 +99,7 @@ class DeepHasher(Hasher):
             "frozen_blocks": self.frozen_blocks_,
             "precision": precision,
             "data": _fingerprint(X, supervision),
+            "frozen": _hash(self.network_[: 1 + self.frozen_blocks_] if self.frozen_blocks_ else nn.Sequential()),
         }
         set_layout(network.to(device), torch.channels_last)
         self.history_ = train(
@@ -233,11 +234,13 @@ class DeepHasher(Hasher):
         self.backbone_ = config["backbone"]
         self.image_size_ = config["image_size"]
         self.frozen_blocks_ = config["frozen_blocks"]
-        with torch.random.fork_rng():
-            self._assemble(config["n_features"], pretrained=False, description=config.get("network"))
         try:
+            with torch.random.fork_rng():
+                self._assemble(config["n_features"], pretrained=False, description=config.get("network"))
             self.network_.load_state_dict({name: torch.from_numpy(value) for name, value in arrays.items()})
-        except RuntimeError as error:
+        except HashlensError:
+            raise
+        except Exception as error:  # a number that no layer can have, a name that is none
             raise ValueError("its weights do not fit its configuration") from error
         self.network_.eval()
 
@@ -246,4 +249,12 @@ def _fingerprint(X: Images | np.ndarray, supervision: np.ndarray) -> str:
     """Of the training data, so that a checkpoint is never continued on other data."""
     digest = hashlib.sha256(X.tobytes() if isinstance(X, np.ndarray) else X.fingerprint().encode())
     digest.update(np.ascontiguousarray(supervision).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _hash(frozen: nn.Module) -> str:
+    """Of weights that are not trained, which a checkpoint does not hold."""
+    digest = hashlib.sha256()
+    for name, value in frozen.state_dict().items():
+        digest.update(name.encode() + value.cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
