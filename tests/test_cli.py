@@ -447,3 +447,22 @@ def test_ctrl_c_in_encode_keeps_whole_shards(tmp_path):
     folder = CodesFolder.open(tmp_path / "codes")
     folder.verify()
     assert 2 <= len(folder) < 36
+
+
+def test_features_say_which_pictures_they_are_of(hashlens, tmp_path):
+    photos = make_folder(tmp_path / "photos", n=3)
+    (photos / "circle" / "broken.jpg").write_bytes(b"not a picture")
+    out = tmp_path / "f.npy"
+    code, said, err = hashlens("features", photos, "--kind", "gist", "--out", out)
+    assert code == 0 and "1 pictures could not be read" in said and "broken.jpg" in err
+    paths = [row["path"] for row in rows_of(tmp_path / "f.paths.csv")]
+    assert len(paths) == len(np.load(out)) and "circle/broken.jpg" not in paths
+    assert rows_of(tmp_path / "f.skipped.csv") == [{"path": "circle/broken.jpg", "reason": "not a picture"}]
+
+
+def test_things_that_are_not_there_are_one_sentence(hashlens, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    photos = make_folder(tmp_path / "photos", n=4)
+    refused(hashlens("train", photos, *SMALL, "--device", "cuda", "--out", tmp_path / "a"), 2, "no GPU")
+    refused(hashlens("data", "check", "~nobody-of-this-name/x"), 2, "no home folder")
+    refused(hashlens("data", "check", tmp_path / ("n" * 300)), 6, "File name too long")

@@ -77,3 +77,11 @@ def test_cleaning():
 def test_bad_triplets(given, expected):
     with pytest.raises(DataError, match=expected):
         clean_triplets(given, 5)
+
+
+@pytest.mark.parametrize("word", ["9" * 5_000, '"' + "a" * 140_000 + '"'])
+def test_words_that_are_too_long(tmp_path, images, word):
+    (tmp_path / "t.csv").write_text(f"0,1,2\n{word},1,2\n")
+    with pytest.raises(DataError, match="line 2 of") as error:
+        read_triplets(tmp_path / "t.csv", images)
+    assert len(error.value.message) < 400

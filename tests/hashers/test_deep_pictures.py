@@ -343,3 +343,38 @@ def test_mirror_is_the_mean_of_a_picture_and_its_mirror_image(rng):
     np.testing.assert_allclose(both.project(pictures), expected, atol=1e-6)
     np.testing.assert_allclose(both.project(flipped), expected, atol=1e-6)
     assert not np.allclose(plain.project(pictures), expected, atol=1e-3)
+
+
+def test_a_checkpoint_is_not_continued_on_other_frozen_weights(tmp_path, monkeypatch, rng):
+    """They are not in it: only the trained part is."""
+    images, labels = rng.integers(0, 256, (40, 16, 16, 3), dtype=np.uint8), np.arange(40) % 2
+
+    def fit(**more):
+        hasher = DTSH(8, backbone="small-cnn", frozen_blocks=1, training=Training(epochs=2, batch_size=20))
+        return hasher.fit(images, labels, run=tmp_path, **more)
+
+    with pytest.raises(Stopped):
+        fit(stop=lambda: True)
+    build = base.build_blocks
+
+    def changed(*args):
+        blocks = build(*args)
+        with torch.no_grad():
+            next(blocks[1].parameters()).add_(1)
+        return blocks
+
+    monkeypatch.setattr(base, "build_blocks", changed)
+    with pytest.raises(MismatchError, match="frozen was"):
+        fit()
+
+
+@pytest.mark.parametrize("change", [{"n_features": 10**13}, {"n_features": -1}, {"backbone": 5}, {"backbone": None}])
+def test_a_model_whose_configuration_is_damaged(tmp_path, rng, change):
+    images, labels = rng.integers(0, 256, (20, 16, 16, 3), dtype=np.uint8), np.arange(20) % 2
+    DTSH(8, backbone="small-cnn", training=Training(epochs=1, batch_size=20)).fit(images, labels).save(tmp_path)
+    facts = json.loads((tmp_path / "config.json").read_text())
+    where = next(part for part in (facts, *facts.values()) if isinstance(part, dict) and "n_features" in part)
+    where |= change
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    with pytest.raises(DataError):
+        hashlens.load(tmp_path)
