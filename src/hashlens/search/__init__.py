@@ -83,11 +83,11 @@ class Searcher:
     def now(self) -> Searcher:
         """This one with the index as it is on disk now, and as it stays for whoever holds the answer."""
         if self.index.changed():
-            before = self.index.facts["model"]
             with suppress(DataError):  # in the middle of a change: the next one to ask tries again
-                self.index = IndexFolder.open(self.index.path)
-            if self.index.facts["model"] != before:
-                raise MismatchError(f"{self.index.path} was made again with another model; open it again with that one")
+                index = IndexFolder.open(self.index.path)
+                if index.facts["model"]["fingerprint"] != self.index.facts["model"]["fingerprint"]:
+                    raise MismatchError(f"{index.path} was made again with another model; open it again with that one")
+                self.index = index
         return copy.copy(self)
 
     def search(
