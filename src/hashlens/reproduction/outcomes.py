@@ -55,7 +55,8 @@ def falls_at_ends(claim: str, points: Points, good: float, slack: float = SLACK)
     if good not in at or points[0][0] >= good or points[-1][0] <= good:
         return Outcome(claim, None, detail or "no numbers")
     kept = [x for x in (points[0][0], points[-1][0]) if at[good] - at[x] <= slack]
-    reasons = [f"{x:g} costs {at[good] - at[x]:.3f} against {good:g}".replace("-", "−") for x in kept]
+    costs = {x: at[good] - at[x] for x in kept}
+    reasons = [f"{x:g} {'costs' if c >= 0 else 'gains'} {abs(c):.3f} against {good:g}" for x, c in costs.items()]
     return Outcome(claim, not kept, "; ".join([detail, *reasons]))
 
 
