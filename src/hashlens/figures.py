@@ -222,6 +222,13 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float], *, color: str, ink
     plain_axes(axes, ink)
 
 
+def not_too_near(axes: Axes, span: float = 0.05) -> None:
+    """Let the vertical axis span so much at least: a difference that means nothing must not look large."""
+    low, high = axes.get_ylim()
+    if high - low < span:
+        axes.set_ylim((low + high - span) / 2, (low + high + span) / 2)
+
+
 def plain_axes(axes: Axes, ink: str) -> None:
     """Two axes and a faint grid."""
     axes.grid(color=ink, alpha=0.15, linewidth=0.8)

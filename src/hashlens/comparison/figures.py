@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hashlens.comparison.tables import length_name, map_rows, method_name, precision_rows
-from hashlens.figures import DPI, INK, PAGE_INK, plain_axes, save_png, svg_element, svg_style, svg_text
+from hashlens.figures import DPI, INK, PAGE_INK, not_too_near, plain_axes, save_png, svg_element, svg_style, svg_text
 from hashlens.files import write_text
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def map_figure(result: dict[str, Any], ink: str) -> Figure:
                 axes.errorbar(x, y, yerr=deviation, capsize=3, elinewidth=1, **_style(result, row["method"]))
         axes.set_xticks(result["bits"])
         axes.margins(y=0.08)  # not from 0: many methods are near each other, far above it
+        not_too_near(axes)
     _legend(figure, result, ink)
     return figure
 

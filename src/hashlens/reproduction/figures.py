@@ -13,6 +13,7 @@ from hashlens.figures import (
     PAGE_INK,
     Neighbours,
     draw_retrieval,
+    not_too_near,
     plain_axes,
     save_png,
     svg_element,
@@ -59,7 +60,7 @@ def _ablation_figure(title: str, x_label: str, lines: Mapping[str, Line], log_x:
         axes.errorbar(
             x,
             y,
-            yerr=deviations,
+            yerr=deviations if any(deviations) else None,  # of one seed there is none
             capsize=3,
             elinewidth=1,
             color=COLOURS[place % len(COLOURS)],
@@ -75,6 +76,7 @@ def _ablation_figure(title: str, x_label: str, lines: Mapping[str, Line], log_x:
     axes.set_xticks(places)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
+    not_too_near(axes)
     plain_axes(axes, ink)
     if len(lines) > 1:
         axes.legend(frameon=False, fontsize=9, handlelength=3.6, labelcolor=ink)
