@@ -39,8 +39,9 @@ def main() -> None:
         command = ["reproduce", name, *RUNS[name], "--out", f"{CELLS}"]
         print(" ".join(["hashlens", *command]), flush=True)
         subprocess.run([sys.executable, "-m", "hashlens", *command], check=True)
-    # the cells are large, and the report has all that the others have once more
-    shutil.copytree(CELLS, DOCS, dirs_exist_ok=True, ignore=shutil.ignore_patterns("comparisons", "report.html"))
+    # the cells are large, the report has all that the others have once more, and photographs are best as PNG
+    left_out = shutil.ignore_patterns("comparisons", "report.html", "examples.svg", "examples.pdf")
+    shutil.copytree(CELLS, DOCS, dirs_exist_ok=True, ignore=left_out)
 
 
 if __name__ == "__main__":

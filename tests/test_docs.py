@@ -11,6 +11,8 @@ import typer
 from benchmarks import tables
 from hashlens import __version__
 from hashlens.cli import app
+from hashlens.reproduction import finished_sections
+from hashlens.reproduction.page import markdown
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,6 +31,15 @@ def test_results_tell_how_they_were_made(path):
         assert result[key], key
     assert len(result["protocol"]["split_hash"]) == 64
     assert result["map"] == result["metrics"]["map"]
+
+
+def test_the_reproduction_is_what_its_sections_say():
+    folder = ROOT / "docs" / "reproduction"
+    sections = finished_sections(folder)
+    machine = json.loads((folder / "env.json").read_text(encoding="utf-8"))["machine"]
+    assert {section.target for section in sections} >= {"table1", "alpha", "lambda", "examples"}
+    assert (folder / "REPRODUCTION.md").read_text(encoding="utf-8") == markdown(sections, machine)
+    assert "/tmp" not in json.dumps([section.command for section in sections])
 
 
 def maps(name):
@@ -67,7 +78,7 @@ def test_every_command_in_readme_exists():
     assert named <= commands, named - commands
 
 
-@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*tables.PAGES, *sorted(ROOT.glob("docs/*/*.md"))], ids=lambda page: page.name)
 def test_files_that_a_page_links_to_exist(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
