@@ -16,6 +16,7 @@ from PIL import Image
 from hashlens import cli
 from hashlens.data import cifar10, make_protocol, open_source
 from hashlens.errors import Stopped
+from hashlens.files import alone_in
 from hashlens.hashers import make_hasher
 from hashlens.shards import CodesFolder, open_together, require_complete
 
@@ -466,3 +467,19 @@ def test_things_that_are_not_there_are_one_sentence(hashlens, tmp_path, monkeypa
     refused(hashlens("train", photos, *SMALL, "--device", "cuda", "--out", tmp_path / "a"), 2, "no GPU")
     refused(hashlens("data", "check", "~nobody-of-this-name/x"), 2, "no home folder")
     refused(hashlens("data", "check", tmp_path / ("n" * 300)), 6, "File name too long")
+
+
+def test_two_runs_in_one_folder(hashlens, tmp_path):
+    photos = make_folder(tmp_path / "photos", n=4)
+    with alone_in(tmp_path / "run"):
+        refused(hashlens("train", photos, *SMALL, "--out", tmp_path / "run"), 2, "another process is writing")
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_help_says_what_is_done_if_nothing_is_said(hashlens):
+    for command, words in (
+        ("search", "10, with --radius all"),
+        ("train", "half the bits"),
+        ("serve", "folder you are in"),
+    ):
+        assert words in " ".join(hashlens(command, "--help")[1].replace("│", " ").split())

@@ -28,7 +28,9 @@ def compare(
         ),
     ] = "deep",
     seeds: Annotated[int, typer.Option(help="How many: 0, 1 and so on, of the methods; the split stays.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder of the comparison.  [default: comparisons/SOURCE]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the comparison.", show_default="comparisons/SOURCE")
+    ] = None,
     protocol: Annotated[
         str | None,
         typer.Option(help="cifar10-1, cifar10-2, nuswide-1 or nuswide-2 (the paper's), mirflickr, unseen, or split."),

@@ -57,7 +57,7 @@ def features(
 @data_app.command()
 def check(
     source: Annotated[str, typer.Argument(help="cifar10, digits, a table (.csv) of paths and labels, or a folder.")],
-    protocol: Annotated[str | None, typer.Option(help="The split to describe.  [default: that of train]")] = None,
+    protocol: Annotated[str | None, typer.Option(help="The split to describe.", show_default="that of train")] = None,
     seed: SEED = 0,
     path_column: COLUMN = None,
     label_column: COLUMN = None,

@@ -20,10 +20,10 @@ app = typer.Typer()
 
 INDEX = Annotated[Path, typer.Argument(help="Folder of an index, made by: hashlens index build")]
 MODEL = Annotated[
-    Path | None, typer.Option(help="Folder of the model, trained or exported.  [default: the one the index names]")
+    Path | None, typer.Option(help="Folder of the model, trained or exported.", show_default="the one the index names")
 ]
 PICTURES = Annotated[
-    Path | None, typer.Option(help="Where relative paths of pictures start.  [default: the folder you are in]")
+    Path | None, typer.Option(help="Where relative paths of pictures start.", show_default="the folder you are in")
 ]
 ENGINE = Annotated[
     str | None, typer.Option(help="Search there and not in the folder: milvus, pgvector or faiss; see: index copy")
@@ -85,7 +85,8 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder of the exported model.")] = Path("exported"),
     format: Annotated[str, typer.Option(help="onnx, the only one so far.")] = "onnx",
     pictures: Annotated[
-        Path | None, typer.Option(help="A folder of pictures to check with.  [default: 256 of CIFAR-10, if it is here]")
+        Path | None,
+        typer.Option(help="A folder of pictures to check with.", show_default="256 of CIFAR-10, if it is here"),
     ] = None,
     as_json: JSON = False,
     quiet: QUIET = False,
@@ -115,7 +116,7 @@ def export(
 def search(
     index: INDEX,
     query: Annotated[str, typer.Argument(help="A picture, a folder of them, - for one on standard input, or a code.")],
-    k: Annotated[int | None, typer.Option("-k", min=1, help="How many.  [default: 10, with --radius all]")] = None,
+    k: Annotated[int | None, typer.Option("-k", min=1, help="How many.", show_default="10, with --radius all")] = None,
     radius: Annotated[int | None, typer.Option(min=0, help="All pictures at most so many bits away.")] = None,
     label: Annotated[str | None, typer.Option(help="Only pictures that have this label.")] = None,
     model: MODEL = None,

@@ -59,7 +59,7 @@ def train(
     method: Annotated[str, typer.Option(help="See: hashlens methods")] = "dtsh",
     bits: Annotated[int, typer.Option(help="Length of the codes.")] = 48,
     seed: SEED = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run.  [default: runs/SOURCE-METHOD-BITS]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/SOURCE-METHOD-BITS")] = None,
     protocol: Annotated[
         str | None,
         typer.Option(help="cifar10-1, cifar10-2, nuswide-1 or nuswide-2 (the paper's), mirflickr, unseen, or split."),
@@ -83,7 +83,7 @@ def train(
     windows: Annotated[
         int | None, typer.Option(help="Cut training pictures at so many random places too: slower and better.")
     ] = None,
-    alpha: Annotated[float | None, typer.Option(help="Margin of dtsh in bits.  [default: half the bits]")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Margin of dtsh in bits.", show_default="half the bits")] = None,
     lambda_: Annotated[float | None, typer.Option("--lambda", help="Weight of the quantisation term.")] = None,
     sampling: Annotated[
         str | None,
