@@ -25,7 +25,7 @@ import numpy as np
 
 import hashlens
 from hashlens.errors import DataError, UsageError
-from hashlens.files import alone_in, require_room, write_csv, write_json
+from hashlens.files import require_room, storage_errors, write_csv, write_json
 from hashlens.progress import Progress, duration
 from hashlens.published import NOT_COMPARABLE, published
 
@@ -51,21 +51,9 @@ def run(
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Train on the protocol's training rows, encode queries and database, score, and write all files to `out`."""
-    with alone_in(out):
-        return _run(source, protocol, hasher, out, config, commands, progress, stop)
-
-
-def _run(
-    source: Source,
-    protocol: Protocol,
-    hasher: Hasher,
-    out: Path,
-    config: dict[str, Any],
-    commands: list[str],
-    progress: Progress,
-    stop: Callable[[], bool],
-) -> dict[str, Any]:
     started = time.monotonic()
+    with storage_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
     require_room(out, 200_000_000, "a run")
     write_json(out / "config.json", config)
     protocol.save(out / "split.json")

@@ -220,7 +220,7 @@ def _run(
 ) -> dict[str, Any]:
     from hashlens import runs
     from hashlens.data import make_protocol
-    from hashlens.files import storage_errors
+    from hashlens.files import alone_in, storage_errors
 
     for warning in source.warnings:
         progress.say(f"note: {warning}")
@@ -238,7 +238,7 @@ def _run(
         with storage_errors(out):
             (out / "checkpoint.safetensors").unlink(missing_ok=True)
     command = " ".join(["hashlens", *sys.argv[1:]])
-    with interruptible() as stop:
+    with alone_in(out), interruptible() as stop:
         return runs.run(source, protocol, hasher, out, config=config, commands=[command], progress=progress, stop=stop)
 
 
