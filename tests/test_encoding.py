@@ -826,5 +826,5 @@ def test_a_table_of_paths_needs_a_first_line(tmp_path):
     (tmp_path / "t.csv").write_text("0.png\n1.png\n")
     with pytest.raises(UsageError, match="no column called path"):
         listing.list_pictures(str(tmp_path / "t.csv"))
-    (tmp_path / "t.csv").write_text("path\n.\\\\0.png\n1.png\n".replace("\\\\", "\\"))
+    (tmp_path / "t.csv").write_text("path\n.\\0.png\n1.png\n")
     assert len(listing.list_pictures(str(tmp_path / "t.csv")).table) == 2

@@ -39,6 +39,20 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         raise UsageError(f"there is no home folder for {path}; write the path in full") from error
 
 
+def is_utf8(text: str) -> bool:
+    """Names of files are bytes to most systems; no table can hold one that is not text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(path: str) -> str:
+    """A name that is not UTF-8 as text."""
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

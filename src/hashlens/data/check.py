@@ -264,7 +264,10 @@ def _describe_copies(duplicates: dict[str, Any]) -> list[str]:
     groups = duplicates["files"] + duplicates["pixels"]
     if not groups:
         return [_line("duplicates", "none")]
-    copies = len({name for group in groups for name in group}) - _n_sets(groups)
+    # equal files have equal pixels, so a group of files is within a group of pixels or apart from all of them
+    alike = {name for group in duplicates["pixels"] for name in group}
+    counted = [*duplicates["pixels"], *(group for group in duplicates["files"] if group[0] not in alike)]
+    copies = sum(len(group) - 1 for group in counted)
     text = f"{copies:,} (groups of the same file: {len(duplicates['files']):,}, of the same pixels:"
     text += f" {len(duplicates['pixels']):,})"
     if duplicates["different_labels"]:
@@ -272,15 +275,6 @@ def _describe_copies(duplicates: dict[str, Any]) -> list[str]:
     if duplicates["query_in_database"]:
         text += f"; queries with a copy in the database, which flatters MAP: {duplicates['query_in_database']:,}"
     return [_line("duplicates", text), *[_line("", " = ".join(group)) for group in groups[:SHOWN]], *_and_more(groups)]
-
-
-def _n_sets(groups: Sequence[Sequence[str]]) -> int:
-    """How many pictures there would be without copies: groups that share one are of the same picture."""
-    sets: list[set[str]] = []
-    for group in groups:
-        touched = [found for found in sets if found & set(group)]
-        sets = [found for found in sets if not found & set(group)] + [set(group).union(*touched)]
-    return len(sets)
 
 
 def _and_more(entries: Sequence[Any]) -> list[str]:

@@ -22,7 +22,7 @@ from hashlens.data import Source
 from hashlens.data.images import MAX_PIXELS, FileImages, Progress, check_readable
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, StorageError
-from hashlens.files import cache_dir, write_text
+from hashlens.files import cache_dir, is_utf8, shown, write_text
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
@@ -87,20 +87,6 @@ def require_most(skipped: Sequence[tuple[str, str]], n: int, where: str, advice:
             f"{len(skipped):,} of {n:,} pictures {where} cannot be used"
             f" ({', '.join(f'{count:,} {reason}' for reason, count in reasons)}; first: {skipped[0][0]}); {advice}"
         )
-
-
-def is_utf8(text: str) -> bool:
-    """Names of files are bytes to most systems; no table can hold one that is not text."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def shown(path: str) -> str:
-    """A name that is not UTF-8 as text."""
-    return path.encode("utf-8", "backslashreplace").decode()
 
 
 def check_once(

@@ -29,10 +29,10 @@ import pyarrow as pa
 from PIL import Image
 
 from hashlens.data import SOURCES, Columns, open_source
-from hashlens.data.folder import EXTENSIONS, find_pictures, is_utf8, locate, respelt_warnings, shown
+from hashlens.data.folder import EXTENSIONS, find_pictures, locate, respelt_warnings
 from hashlens.data.images import Images, Progress, decode, reason
 from hashlens.errors import DataError, UsageError
-from hashlens.files import expanded
+from hashlens.files import expanded, is_utf8, shown
 
 INSIDE = "::"  # shards/00000.tar::cats/1.jpg; a name inside a tar file is never used as a path
 MAX_MEMBER = 2**28  # bytes of one picture in a tar file

@@ -29,7 +29,7 @@ import pyarrow.compute
 
 from hashlens.codes import Codes
 from hashlens.errors import DataError, MismatchError, UsageError
-from hashlens.files import alone_in, replacing, require_room, sha256, storage_errors, sync, write_json
+from hashlens.files import alone_in, is_utf8, replacing, require_room, sha256, storage_errors, sync, write_json
 from hashlens.index import HammingIndex, Part
 from hashlens.index.pieces import PIECE
 
@@ -314,10 +314,8 @@ def stamp(path: Path) -> tuple[int, int] | None:
 
 def require_text(text: str, what: str) -> None:
     """Half of a pair, as JSON can spell it, or a byte that is no UTF-8, as a shell can: no such text is in an index."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"{what} is not text; give one of those that the index has") from error
+    if not is_utf8(text):
+        raise UsageError(f"{what} is not text; give one of those that the index has")
 
 
 def _labels(items: pa.Table) -> Any:
