@@ -16,6 +16,7 @@ from hashlens.errors import DataError, MismatchError, UsageError
 from hashlens.files import alone_in
 from hashlens.index import HammingIndex
 from hashlens.index.folder import IndexFolder
+from hashlens.index.known import KnownPictures
 
 MODEL = {"fingerprint": "ab" * 32, "name": "test"}
 
@@ -88,11 +89,58 @@ def test_remove_and_compact(folder, rng):
     assert folder.add(*made(rng, 1)).tolist() == [302]
 
 
-def test_a_source_is_added_once(folder, rng):
+def test_a_picture_is_added_once(folder, rng):
     codes, items = made(rng, 10)
-    assert len(folder.add(codes, items, source="abc")) == 10
-    assert len(folder.add(codes, items, source="abc")) == 0
-    assert len(IndexFolder.open(folder.path).add(codes, items, source="abc")) == 0 and len(folder) == 310
+    assert folder.add(codes, items, only_new=True).tolist() == list(range(300, 310))
+    assert len(folder.add(codes, items, only_new=True)) == 0
+    other = IndexFolder.open(folder.path)
+    assert len(other.add(codes[3:], items[3:], only_new=True)) == 0 and len(other) == 310
+    more, more_items = made(rng, 5, start=10)
+    both = Codes.concatenate([codes, more, more]), pa.concat_tables([items, more_items, more_items])
+    assert other.add(*both, only_new=True).tolist() == list(range(310, 315))
+    assert [other.item(id_)["path"] for id_ in (310, 314)] == ["photos/10.jpg", "photos/14.jpg"]
+    assert len(other.add(codes, items)) == 10  # when asked to, twice
+
+
+def test_what_was_removed_can_be_added_again(folder, rng):
+    codes, items = made(rng, 10)
+    folder.add(codes, items, only_new=True)
+    folder.remove([303, 307])
+    assert folder.add(codes, items, only_new=True).tolist() == [310, 311]
+    folder.compact()
+    folder.remove([310])
+    assert folder.add(codes, items, only_new=True).tolist() == [312]
+    assert folder.item(312) == {"id": 312, **items.slice(3, 1).to_pylist()[0]}
+
+
+def test_another_code_of_a_path_and_another_path_of_a_code_are_new(folder, rng):
+    codes, items = made(rng, 10)
+    folder.add(codes, items, only_new=True)
+    other_paths = pa.table({"path": [f"elsewhere/{i}.jpg" for i in range(10)]})
+    assert len(folder.add(made(rng, 10)[0], items, only_new=True)) == 10
+    assert len(folder.add(codes, other_paths, only_new=True)) == 10
+
+
+def test_known_pictures_is_a_set(rng):
+    known, expected = KnownPictures(), set()
+    for size in [5, 1, 0, 300, 2, 2, 64, 7, 1000, 1]:
+        keys = rng.integers(-500, 500, size)
+        is_new = known.new(keys)
+        fresh = list(dict.fromkeys(key for key in keys.tolist() if key not in expected))
+        assert keys[is_new].tolist() == fresh
+        expected.update(fresh)
+        known.add(keys[is_new])
+
+
+def test_damage_is_not_compacted(folder):
+    path = folder.path / "part-00000.pieces.npy"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    folder.remove([1])
+    with pytest.raises(DataError, match=r"part-00000.pieces.npy is damaged"):
+        folder.compact()
+    assert path.read_bytes() == data
 
 
 def test_find_ids(folder):
@@ -165,18 +213,20 @@ index = IndexFolder.open(Path(sys.argv[1]))
 rng = np.random.default_rng(1)
 for part in range(30):
     codes = Codes.from_relaxed(rng.normal(size=(50, 48)))
-    index.add(codes, pa.table({"path": [f"{part}-{i}.jpg" for i in range(50)]}), source=f"shard {part}")
-    index.remove(index.ids_like(f"{part}-1*.jpg"))
+    index.add(codes, pa.table({"path": [f"{part}-{i}.jpg" for i in range(50)]}), only_new=True)
+    index.remove(index.ids_like(f"old/{part}-1*.jpg"))
 print("done")
 """
 
 
 def test_killed_at_any_moment_the_same_command_finishes(tmp_path):
     """Nothing lost, nothing twice: the index ends as it does without interruption."""
+    codes = Codes.from_relaxed(np.random.default_rng(2).normal(size=(30 * 50, 48)))
 
     def start(name):
         if not (tmp_path / name / "index.json").exists():
-            IndexFolder.create(tmp_path / name, 48, MODEL)
+            old = pa.table({"path": [f"old/{i % 30}-{i // 30}.jpg" for i in range(30 * 50)]})
+            IndexFolder.create(tmp_path / name, 48, MODEL).add(codes, old)
         return subprocess.Popen([sys.executable, "-c", CHANGES, tmp_path / name], stdout=subprocess.PIPE, text=True)
 
     assert start("whole").communicate()[0] == "done\n"
@@ -185,7 +235,7 @@ def test_killed_at_any_moment_the_same_command_finishes(tmp_path):
     for _ in range(6):
         process = start("broken")
         folder = tmp_path / "broken"
-        while process.poll() is None and not list(folder.glob("part-*")):
+        while process.poll() is None and not list(folder.glob("part-00001*")):
             time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.3))
         os.kill(process.pid, signal.SIGKILL)
@@ -194,8 +244,8 @@ def test_killed_at_any_moment_the_same_command_finishes(tmp_path):
         IndexFolder.open(folder).verify()
     assert start("broken").communicate()[0] == "done\n" and killed > 0
     whole, broken = (IndexFolder.open(tmp_path / name) for name in ("whole", "broken"))
-    assert len(whole) == len(broken) == 30 * 39
-    for name in ("parts", "next_id", "sources", "n_bits"):
+    assert len(whole) == len(broken) == 30 * (50 + 39)
+    for name in ("parts", "next_id", "n_bits"):
         assert whole.facts[name] == broken.facts[name]
     assert json.dumps(whole.facts["removed"]["n"]) == json.dumps(broken.facts["removed"]["n"])
     np.testing.assert_array_equal(whole._removed(), broken._removed())

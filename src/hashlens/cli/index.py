@@ -44,14 +44,14 @@ def build(
 
 @index_app.command()
 def add(index: INDEX, codes: CODES, as_json: JSON = False, quiet: QUIET = False) -> None:
-    """Add codes to an index; those that are in it already are not added again."""
+    """Add codes to an index; pictures that are in it already, with the same path and code, are not added again."""
     from hashlens.index.folder import IndexFolder
 
     _add(IndexFolder.open(index), codes, Progress(quiet), as_json)
 
 
 def _add(index: IndexFolder, codes: list[Path], progress: Progress, as_json: bool) -> None:
-    from hashlens.shards import content_hash, open_together, require_complete, shards_in_order
+    from hashlens.shards import open_together, require_complete, shards_in_order
 
     folders = open_together(codes)
     require_complete(folders)
@@ -62,8 +62,7 @@ def _add(index: IndexFolder, codes: list[Path], progress: Progress, as_json: boo
         for shard in shards:
             shard.require_whole()
             codes_of, items = shard.load()
-            # the same codes of the same pictures, wherever their folder is now
-            added += len(index.add(codes_of, items, source=f"{shard.codes_sha256} {content_hash(items)}"))
+            added += len(index.add(codes_of, items, only_new=True))
             advance(shard.n)
     result = {"added": added, "n": len(index), "n_bits": index.n_bits, "index": str(index.path)}
     if as_json:

@@ -31,6 +31,7 @@ from hashlens.codes import Codes
 from hashlens.errors import DataError, MismatchError, UsageError
 from hashlens.files import alone_in, is_utf8, replacing, require_room, sha256, storage_errors, sync, write_json
 from hashlens.index import HammingIndex, Part
+from hashlens.index.known import KnownPictures, picture_keys
 from hashlens.index.pieces import PIECE
 
 FORMAT = "hashlens index 2"
@@ -58,7 +59,6 @@ class IndexFolder:
             "next_file": 0,
             "parts": [],
             "removed": None,
-            "sources": [],
         }
         with alone_in(path):
             if (path / "index.json").exists():
@@ -97,8 +97,8 @@ class IndexFolder:
         """Whether another process has changed the index since; this one still answers as before."""
         return stamp(self.path) not in (self._stamp, None)
 
-    def add(self, codes: Codes, items: pa.Table, source: str | None = None) -> np.ndarray:
-        """Add codes with their paths and labels. A `source` (a checksum, say) that was added before is not added again.
+    def add(self, codes: Codes, items: pa.Table, *, only_new: bool = False) -> np.ndarray:
+        """Add codes with their paths and labels; with `only_new` not those whose path and code are there already.
 
         Returns the new ids; none if nothing was added.
         """
@@ -107,14 +107,21 @@ class IndexFolder:
         if len(codes) != items.num_rows:
             raise DataError(f"there are {len(codes):,} codes and {items.num_rows:,} items; each code needs its own")
         with self._alone():
-            if not len(codes) or (source is not None and source in self.facts["sources"]):
+            known = None
+            if only_new:
+                known = self._known_pictures()
+                keys = picture_keys(codes.pieces(), items.column("path"))
+                is_new = known.new(keys)
+                codes, items, keys = codes[is_new], items.filter(pa.array(is_new)), keys[is_new]
+            if not len(codes):
                 return np.empty(0, np.int64)
             first = self.facts["next_id"]
             with self._change() as facts:
                 facts["parts"].append(self._write_part(codes.pieces().T, items, first))
                 facts["next_id"] += len(codes)
-                if source is not None:
-                    facts["sources"].append(source)
+            if known is not None:
+                known.add(keys)
+                self._known = known
         return np.arange(first, first + len(codes))
 
     def remove(self, ids: Any) -> int:
@@ -134,6 +141,7 @@ class IndexFolder:
     def compact(self) -> int:
         """Write everything that is still there into one part; returns the number of codes whose room was given back."""
         with self._alone():
+            self.verify()  # what is damaged would be written anew, with a checksum that says that it is whole
             return self._compact()
 
     def _compact(self) -> int:
@@ -269,7 +277,17 @@ class IndexFolder:
         with replacing(self.path / name) as temporary, temporary.open("wb") as file:
             np.save(file, array)
 
+    def _known_pictures(self) -> KnownPictures:
+        if self._known is None:
+            known = KnownPictures()
+            for number, part in enumerate(self.index.parts):
+                keys = picture_keys(part.pieces.T, self.items(number).column("path"))
+                known.add(keys[part.alive] if len(part.alive) else keys)
+            return known
+        return self._known
+
     def _map(self) -> HammingIndex:
+        self._known: KnownPictures | None = None  # for as long as nothing else changes
         removed = self._removed()
         parts = []
         for part in self.facts["parts"]:

@@ -1,0 +1,48 @@
+"""Which pictures an index has: paths with their codes in, those that are new out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from hashlens.threads import blocks
+
+ROWS = 65_536  # whose paths are Python strings at once
+
+
+class KnownPictures:
+    """A set of pictures, each known by its path and its code: 8 bytes a picture.
+
+    The numbers that stand for pictures are Python's hashes, other ones in each process: they are not for the disk.
+    Sorted arrays of about doubling sizes keep adding cheap and leave few to look into.
+    """
+
+    def __init__(self) -> None:
+        self._sorted: list[np.ndarray] = []
+
+    def add(self, keys: np.ndarray) -> None:
+        if not len(keys):
+            return
+        self._sorted.append(np.sort(keys))
+        while len(self._sorted) > 1 and len(self._sorted[-2]) <= 2 * len(self._sorted[-1]):
+            self._sorted.append(np.sort(np.concatenate([self._sorted.pop(), self._sorted.pop()]), kind="stable"))
+
+    def new(self, keys: np.ndarray) -> np.ndarray:
+        """Which of these are not in the set, (n,) bool; of equal ones only the first."""
+        is_new = np.zeros(len(keys), bool)
+        is_new[np.unique(keys, return_index=True)[1]] = True
+        for there in self._sorted:
+            places = np.minimum(np.searchsorted(there, keys), len(there) - 1)
+            is_new &= there[places] != keys
+        return is_new
+
+
+def picture_keys(pieces: np.ndarray, paths: pa.ChunkedArray) -> np.ndarray:
+    """A number for each picture, equal for the same path and code; `pieces` are (n, n_pieces)."""
+    keys = np.empty(len(pieces), np.int64)
+    for rows in blocks(len(pieces), ROWS):
+        codes = np.ascontiguousarray(pieces[rows])
+        each = codes.view(f"V{codes.dtype.itemsize * codes.shape[1]}")[:, 0].tolist()
+        names = paths.slice(rows.start, rows.stop - rows.start).to_pylist()
+        keys[rows] = [hash(picture) for picture in zip(names, each, strict=True)]
+    return keys
