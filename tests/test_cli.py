@@ -483,3 +483,44 @@ def test_help_says_what_is_done_if_nothing_is_said(hashlens):
         ("serve", "folder you are in"),
     ):
         assert words in " ".join(hashlens(command, "--help")[1].replace("│", " ").split())
+
+
+def test_folders_and_files_of_others_are_left_alone(hashlens, tmp_path):
+    photos = make_folder(tmp_path / "photos")
+    other = tmp_path / "my things"
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    (other / "report.html").write_text("mine")
+    for command in (
+        ["train", photos, *SMALL],
+        ["compare", photos, "--methods", "lsh", "--bits", "8", "--features", "gist"],
+        ["reproduce", "alpha", "--scale", "smoke"],
+        ["demo"],
+    ):
+        refused(hashlens(*command, "--out", other), 2, "holds other things (config.json) and no", "--out")
+    refused(hashlens("features", photos, "--kind", "gist", "--out", other / "report.html"), 2, "no file of features")
+    assert {path.name: path.read_text() for path in other.iterdir()} == {"config.json": "{}", "report.html": "mine"}
+
+
+def test_resume_takes_no_other_options(hashlens, tmp_path):
+    for others in (["--bits", "48"], ["--epochs", "2"], ["photos"]):
+        refused(hashlens("train", "--resume", tmp_path, *others), 2, "--resume takes everything from the run's folder")
+
+
+def test_commands_to_paste_are_quoted(hashlens, tmp_path):
+    photos, run = make_folder(tmp_path / "photos"), tmp_path / "my run"
+    code, out, err = hashlens("train", photos, *SMALL, "--out", run)
+    assert code == 0 and f"--model '{run / 'model'}'" in out and f"--resume '{run}'" in err
+
+
+def test_export_does_not_fetch_anything(hashlens, tmp_path, monkeypatch):
+    monkeypatch.setenv("HASHLENS_CACHE", str(tmp_path / "cache"))
+    refused(hashlens("export", tmp_path / "nowhere", "--out", tmp_path / "a"), 3, "holds no hashlens model")
+    photos = make_folder(tmp_path / "photos")
+    assert hashlens("train", photos, *SMALL, "--out", tmp_path / "run")[0] == 0
+    refused(hashlens("export", tmp_path / "run" / "model", "--out", tmp_path / "a"), 2, "--pictures")
+    command = ["export", tmp_path / "run" / "model", "--out", tmp_path / "a", "--pictures", photos]
+    assert hashlens(*command)[0] == 0
+    refused(
+        hashlens("export", tmp_path / "a", "--out", tmp_path / "b", "--pictures", photos), 2, "exported model already"
+    )

@@ -60,8 +60,9 @@ def test_copy_to_an_engine(run, codes, tmp_path):
     index = tmp_path / "index"
     run("index", "build", codes, "--out", index, "--quiet")
     command = ["index", "copy", index, "--engine", "faiss", "--to", tmp_path / "there", "--quiet"]
-    assert run(*command) == (0, "80 codes copied to faiss\n")
-    assert run(*command) == (0, "0 codes copied to faiss, 80 were there already\n")
+    following = f"next     hashlens search {index} picture.jpg --engine faiss --at {tmp_path / 'there'}\n"
+    assert run(*command) == (0, f"80 codes copied to faiss\n{following}")
+    assert run(*command) == (0, f"0 codes copied to faiss, 80 were there already\n{following}")
     run("index", "remove", index, "--ids", "3")
     assert "1 that are no longer in" in run(*command)[1]
     assert json.loads(run(*command, "--json")[1])["engine"] == "faiss"

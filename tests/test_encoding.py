@@ -659,18 +659,77 @@ def test_a_source_that_changes_between_runs(hasher, tmp_path):
     assert (result["n"], result["n_skipped"]) == (19, 1)
     assert read(out)[1] == listed[:-1]
     assert CodesFolder.open(out).skipped() == [(listed[-1], "gone")]
-    assert any("are not those" in line and "--out" in line for line in said.lines)
+    assert any("1 pictures came after" in line for line in said.lines)
+
+
+def test_a_folder_that_is_done_takes_up_new_pictures(hasher, tmp_path):
+    photos = make_photos(tmp_path / "photos")
+    out = tmp_path / "codes"
+    encode_source(hasher, str(photos), out, QUIET, shard_size=8)
+    first, before = read(out)[1], contents(out)
+    (photos / "cats" / "01.png").unlink(missing_ok=True)  # its code stays
+    for i in range(10):
+        colours(50 + i).save(photos / "cats" / f"new{i}.png")
+    (photos / "cats" / "new-broken.png").write_bytes(b"no picture")
+    said = Said()
+    with pytest.raises(Interrupted):
+        encode_source(interrupt_after(hasher, 1), str(photos), out, said, shard_size=8)
+    assert any("encode  11 new pictures" in line for line in said.lines)
+    colours(70).save(photos / "dogs" / "later.png")
+    said = Said()
+    result = encode_source(hasher, str(photos), out, said, shard_size=8)
+    assert any("1 pictures came after" in line for line in said.lines)
+    assert (result["n"], result["n_skipped"]) == (30, 1)
+    added = [str(photos / "cats" / f"new{i}.png") for i in range(10)]
+    assert read(out)[1] == [*first, *added]
+    assert all(contents(out)[name] == content for name, content in before.items() if "shard" in str(name))
+    assert encode_source(hasher, str(photos), out, QUIET, shard_size=8)["n"] == 31
+    assert read(out)[1] == [*first, *added, str(photos / "dogs" / "later.png")]
+    codes = read(out)[0]
+    np.testing.assert_array_equal(codes.packed[len(first) :], hasher.encode(read(out)[1][len(first) :]).packed)
     before, said = contents(out), Said()
-    encode_source(hasher, str(photos), out, said, shard_size=4)  # done: it is only told
-    assert contents(out) == before and any("are not those" in line for line in said.lines)
+    encode_source(hasher, str(photos), out, said, shard_size=8)  # nothing is new, and what is broken is known
+    assert contents(out) == before and any("0 to go: 31 codes" in line for line in said.lines)
+
+
+def test_damage_of_a_folder_that_took_more_pictures(hasher, tmp_path):
+    photos = make_photos(tmp_path / "photos")
+    out = tmp_path / "codes"
+    encode_source(hasher, str(photos), out, QUIET, shard_size=8)
+    colours(50).save(photos / "cats" / "new.png")
+    encode_source(hasher, str(photos), out, QUIET, shard_size=8)
+    codes, paths = read(out)
+    (out / "shard-00001.codes.npy").write_bytes(b"damaged")
+    assert encode_source(hasher, str(photos), out, QUIET, shard_size=8)["n"] == len(paths)
+    again, moved = read(out)
+    assert sorted(moved) == sorted(paths)
+    order = [moved.index(path) for path in paths]
+    np.testing.assert_array_equal(again.packed[order], codes.packed)
+    CodesFolder.open(out).verify()
 
 
 def test_another_list_on_standard_input(hasher, photos, tmp_path, monkeypatch):
     paths = sorted(str(path) for path in photos.glob("*/*"))
-    for _ in range(2):
-        encode_source(hasher, paths[:5], tmp_path / "codes", QUIET)
+    out = tmp_path / "codes"
+    with pytest.raises(Interrupted):
+        encode_source(interrupt_after(hasher, 1), paths[:5], out, QUIET, shard_size=2)
     with pytest.raises(MismatchError, match="begun with another list of pictures"):
-        encode_source(hasher, paths[:6], tmp_path / "codes", QUIET)
+        encode_source(hasher, paths[1:6], out, QUIET, shard_size=2)
+    for n in (5, 6):  # first that which was begun, then what is new
+        assert encode_source(hasher, paths[:6], out, QUIET, shard_size=2)["n"] == n
+    assert encode_source(hasher, paths[3:8], out, QUIET, shard_size=2)["n"] == 8
+    assert read(out)[1] == paths[:8]
+
+
+def test_a_tar_file_is_added(hasher, tmp_path):
+    tar(tmp_path / "0.tar", [(f"{i}.png", i) for i in range(4)])
+    encode_source(hasher, f"{tmp_path}/*.tar", tmp_path / "codes", QUIET, shard_size=3)
+    tar(tmp_path / "1.tar", [(f"{i}.png", i) for i in range(4, 9)])
+    with pytest.raises(Interrupted):
+        encode_source(interrupt_after(hasher, 1), f"{tmp_path}/*.tar", tmp_path / "codes", QUIET, shard_size=3)
+    assert encode_source(hasher, f"{tmp_path}/*.tar", tmp_path / "codes", QUIET, shard_size=3)["n"] == 9
+    codes, _ = read(tmp_path / "codes")
+    np.testing.assert_array_equal(codes.packed, hasher.encode([np.asarray(colours(i)) for i in range(9)]).packed)
 
 
 def test_tar_files_that_change_between_runs(hasher, tmp_path):

@@ -112,7 +112,7 @@ def test_other_errors_are_not_hidden():
 def test_a_file_in_the_path(tmp_path):
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file" / "a.txt", tmp_path / "file" / "folder" / "a.txt"):
-        with pytest.raises(StorageError, match="choose another place with --out"):
+        with pytest.raises(StorageError, match="choose another place"):
             write_text(path, "y")
     assert names(tmp_path) == ["file"]
 

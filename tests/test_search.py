@@ -278,7 +278,7 @@ def test_the_page_is_one_file(made, searcher, tmp_path):
     query = made.pictures / "palace" / "000.jpg"
     answers = [(hostile, query, searcher.search(query)), ("abcde0", "abcde0", searcher.search("abcde0", radius=0))]
     answers[0][2]["hits"][1]["path"] = "gone.jpg"
-    write_page(tmp_path / "out.html", answers, Pictures(searcher.index))
+    assert write_page(tmp_path / "out.html", answers, Pictures(searcher.index)) == 1
     text = (tmp_path / "out.html").read_text()
     assert text.count("data:image/jpeg") == 1 + 9 and "file moved" in text and "20 bits" in text
     assert "<script" not in text and "&lt;script&gt;" in text and "http" not in text.replace("http-equiv", "")
@@ -443,3 +443,25 @@ def test_a_folder_without_a_readable_picture(made, tmp_path):
     (tmp_path / "a.jpg").write_text("no")
     with pytest.raises(UnreadablePicture, match=r"no picture in .* can be read"):
         app(["search", f"{made.index}", f"{tmp_path}", "--model", f"{made.model}"], standalone_mode=False)
+
+
+def test_a_page_replaces_only_a_page(made, searcher, tmp_path, capsys):
+    query = tmp_path / "query.jpg"
+    shutil.copy(made.pictures / "palace" / "000.jpg", query)
+    before = query.read_bytes()
+    command = ["search", f"{made.index}", f"{query}", "--model", f"{made.model}", "--html"]
+    with pytest.raises(UsageError, match=r"query\.jpg is there already and is no page"):
+        app([*command, f"{query}"], standalone_mode=False)
+    assert query.read_bytes() == before
+    for _ in range(2):
+        app([*command, f"{tmp_path / 'page.html'}"], standalone_mode=False)
+    assert "data:image" in (tmp_path / "page.html").read_text()
+    with pytest.raises(UsageError, match="there is no folder nope"):
+        app([*command, f"{tmp_path / 'page.html'}", "--pictures", "nope"], standalone_mode=False)
+
+
+def test_names_do_not_steer_the_terminal(searcher):
+    answer = searcher.search(3)
+    answer["hits"][0] |= {"path": "a\x1b[2J.jpg", "labels": ["x\ny"]}
+    text = describe_answer("q\x07.jpg", answer)
+    assert "\x1b" not in text and "\x07" not in text and "a\\x1b[2J.jpg" in text and "x\\ny" in text

@@ -3,7 +3,8 @@
 The list of pictures is made first and kept (see data/listing.py); its rows are cut into shards by position. A shard is
 encoded and written as a whole, so the same command goes on where the last one ended, whatever ended it. Each picture
 is decoded once, or twice for a model that also looks at its mirror image; one that cannot be read has no code, and
-skipped.csv says why. Memory does not grow with the number of pictures but for their paths.
+skipped.csv says why. Memory does not grow with the number of pictures but for their paths. When all is done, the same
+command takes up pictures that have come since; one is known by its path.
 
 With part i/n, n machines encode one list without knowing of each other: each makes every n-th shard, in a folder
 part-i-of-n of its own below the one that is given. `shards.open_together` reads the folders as one.
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from hashlens.codes import Codes
 from hashlens.data import Columns
@@ -100,7 +102,8 @@ def encode_source(
 
 def shard_rows(folder: CodesFolder, number: int) -> slice:
     """The rows of the list that are in a shard."""
-    return slice(number * folder.shard_size, min((number + 1) * folder.shard_size, folder.n_listed))
+    start = (number - folder.first_shard) * folder.shard_size
+    return slice(start, min(start + folder.shard_size, folder.n_listed))
 
 
 def part_folder(out: Path, part: tuple[int, int]) -> Path:
@@ -147,13 +150,15 @@ def begin(
         part=part,
         skipped=listing.skipped if part[0] == 1 else [],  # once is enough
     )
-    damaged = folder.damaged()
+    was_done, damaged = folder.done, folder.damaged()
     for shard, damage in damaged:
         progress.say(f"{shard.name} is damaged ({damage}): made again, {shard.n:,} pictures")
     folder.drop(shard for shard, _ in damaged)
+    pictures = _pictures(folder, listing, was_done, progress)
     missing = folder.missing()
-    pictures = _pictures(folder, listing.table, bool(missing), progress)
-    progress.say(f"encode  {folder.n_listed:,} pictures of {name} → {out}/   {n_bits} bits, {n_code_bytes} bytes each")
+    n = folder.n_listed if missing else len(folder) + folder.n_skipped
+    new = "new " if missing and folder.first_shard else ""
+    progress.say(f"encode  {n:,} {new}pictures of {name} → {out}/   {n_bits} bits, {n_code_bytes} bytes each")
     if folder.shards:
         progress.say(
             f"resume  {len(folder.shards):,} shards found and verified, {len(missing):,} to go: {len(folder):,} codes"
@@ -165,19 +170,43 @@ def begin(
     return folder, pictures
 
 
-def _pictures(folder: CodesFolder, given: pa.Table, needed: bool, progress: Progress) -> pa.Table:
-    """The pictures that the folder was begun with, even if the source has changed since."""
+def _pictures(folder: CodesFolder, listing: Listing, was_done: bool, progress: Progress) -> pa.Table:
+    """The list of the folder: that which it was begun with or, when that is done, what it has not got yet."""
+    given = listing.table
     if not folder.changed(given):
         return given
-    if folder.source in ("-", A_LIST) or "offset" in given.column_names:  # where a tar file was may be anything now
+    if folder.part != (1, 1) or listing.images is not None:  # the other parts must have the same list
+        progress.say(
+            f"note: the pictures of {folder.source} are not those that {folder.path} was begun with, which are encoded;"
+            " encode new ones into another folder, with --out"
+        )
+        return given if was_done and folder.done else folder.pictures()
+    is_new = folder.lacks(given)
+    if was_done:
+        new = given.filter(pa.array(is_new))
+        if len(new) or not folder.done:
+            folder.grow(new, listing.skipped)
+        return new
+    begun_with = folder.pictures()
+    # where a tar file was, anything may be now; a list without a name may be another one
+    if (folder.source in ("-", A_LIST) or "offset" in given.column_names) and not _has_all(given, begun_with):
         raise MismatchError(
             f"{folder.path} was begun with another list of pictures; give the same, or choose another --out"
         )
-    progress.say(
-        f"note: the pictures of {folder.source} are not those that {folder.path} was begun with, which are encoded;"
-        " encode new ones into another folder, with --out"
-    )
-    return folder.pictures() if needed else given
+    is_new &= ~pa.compute.is_in(given["path"], value_set=begun_with["path"].combine_chunks()).to_numpy()
+    if is_new.any():
+        progress.say(
+            f"note: {is_new.sum():,} pictures came after {folder.path} was begun; when this is done, the same command"
+            " encodes them"
+        )
+    return begun_with
+
+
+def _has_all(given: pa.Table, wanted: pa.Table) -> bool:
+    """Whether these pictures are all there, in the same places of the same tar files."""
+    columns = [name for name in ("path", "offset", "size") if name in wanted.column_names]
+    rows = set(zip(*(given[name].to_pylist() for name in columns), strict=True))
+    return rows.issuperset(zip(*(wanted[name].to_pylist() for name in columns), strict=True))
 
 
 def write_shard(

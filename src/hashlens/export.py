@@ -8,6 +8,7 @@ EXPORTED/
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
@@ -22,9 +23,10 @@ from hashlens.codes import Codes
 from hashlens.data.images import as_images
 from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
 from hashlens.features.batches import forward_batches, mean_of_views
-from hashlens.files import replacing, write_json
+from hashlens.files import replacing, sha256, write_json
 from hashlens.networks.session import one_core_session
 from hashlens.progress import Progress
+from hashlens.shards import describe_model, model_fingerprint
 from hashlens.threads import blocks
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ class OnnxEncoder:
             self.image_size: int = facts["input"]["size"]
             self.model: dict[str, str] = facts["model"]
             self.mirror: bool = facts["input"]["mirror"]
+            if sha256(folder / "model.onnx") != facts["sha256"]:
+                raise DataError(f"{folder / 'model.onnx'} is not as it was written; export the model again")
             self._forward = one_core_session(str(folder / "model.onnx"))
             self._hasher = hashlens.load(folder / "hasher") if facts["method_on_features"] else None
         except HashlensError:
@@ -82,12 +86,18 @@ def load_encoder(folder: Path | str) -> Any:
         ) from error
 
 
-def export_onnx(model: Path, out: Path, pictures: Images, progress: Progress) -> dict[str, Any]:
-    """Write the model as ONNX; refused unless it gives the same bits for these pictures."""
-    from hashlens.shards import describe_model
-
+def require_exportable(model: Path, out: Path) -> None:
+    """Refuse at once what would be refused later."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):  # what is in it would go if this fails
         raise UsageError(f"{out} is there already and not empty; choose another --out")
+    if (model / "model.onnx").exists():
+        raise UsageError(f"{model} is an exported model already; give the folder 'model' of a run")
+    model_fingerprint(model)  # or an error that says what is not there
+
+
+def export_onnx(model: Path, out: Path, pictures: Images, progress: Progress) -> dict[str, Any]:
+    """Write the model as ONNX; refused unless it gives the same bits for these pictures."""
+    require_exportable(model, out)
     hasher = hashlens.load(model)
     network, size, on_features = network_of(hasher, model)
     content = _onnx(network, size)
@@ -99,6 +109,7 @@ def export_onnx(model: Path, out: Path, pictures: Images, progress: Progress) ->
         "method_on_features": on_features,
         "n_bits": hasher.n_bits,
         "model": describe_model(model),
+        "sha256": hashlib.sha256(content).hexdigest(),
         "input": {
             "name": "input",
             "shape": ["n", size, size, 3],

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import secrets
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,8 +50,18 @@ def is_utf8(text: str) -> bool:
 
 
 def shown(path: str) -> str:
-    """A name that is not UTF-8 as text."""
-    return path.encode("utf-8", "backslashreplace").decode()
+    """A name that is not UTF-8, or has characters that would steer a terminal, as text.
+
+    >>> shown("a\\x1b[31m.jpg")
+    'a\\\\x1b[31m.jpg'
+    """
+    text = path.encode("utf-8", "backslashreplace").decode()
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def quoted(path: str | os.PathLike[str]) -> str:
+    """A path as a shell takes it."""
+    return shlex.quote(os.fspath(path))
 
 
 def sha256(path: Path) -> str:
@@ -100,17 +111,37 @@ def storage_errors(path: Path) -> Iterator[None]:
         reasons = {
             errno.ENOSPC: "there is no room on the disk; free some and run the same command again",
             errno.EDQUOT: "the disk quota is used up; free some room and run the same command again",
-            errno.EACCES: "permission denied; choose another place with --out",
-            errno.EPERM: "permission denied; choose another place with --out",
-            errno.EROFS: "the disk is read-only; choose another place with --out",
-            errno.ENOTDIR: "part of that path is a file, not a folder; choose another place with --out",
-            errno.EISDIR: "a folder of that name is in the way; choose another place with --out",
+            errno.EACCES: "permission denied; choose another place",
+            errno.EPERM: "permission denied; choose another place",
+            errno.EROFS: "the disk is read-only; choose another place",
+            errno.ENOTDIR: "part of that path is a file, not a folder; choose another place",
+            errno.EISDIR: "a folder of that name is in the way; choose another place",
             errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
-            errno.EEXIST: "a file of that name is in the way; choose another place with --out",
+            errno.EEXIST: "a file of that name is in the way; choose another place",
         }
         if error.errno not in reasons:
             raise
         raise StorageError(f"cannot write {path}: {reasons[error.errno]}") from error
+
+
+def require_own(folder: Path, signs: Sequence[str], what: str) -> None:
+    """Refuse a folder that has things in it but not `signs`, the files by which we know that we have made it."""
+    with storage_errors(folder):
+        names = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+    others = [name for name in names if not name.startswith(".")]
+    if others and not set(signs) <= set(names):
+        raise UsageError(f"{folder} holds other things ({others[0]}) and no {what}; choose another --out")
+
+
+def require_kind(path: Path, begins: bytes, what: str) -> None:
+    """Refuse to replace a file that does not begin as ours do."""
+    try:
+        with path.open("rb") as file:
+            if file.read(len(begins)).lower() == begins.lower():
+                return
+    except OSError:  # not there; or it cannot be written either, and that is said then
+        return
+    raise UsageError(f"{path} is there already and is no {what}; choose another name")
 
 
 def require_room(folder: Path, n_bytes: int, what: str) -> None:

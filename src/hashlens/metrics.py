@@ -203,7 +203,7 @@ def evaluate_ranking(
             raise DataError(f"the {name} is empty; there is nothing to rank")
     # gnd[0:-1], the ports' "topk = -1 means all", silently loses the last item
     if topk is not None and topk < 1:
-        raise UsageError(f"topk is {topk}; give 1 or more, or None for the whole database")
+        raise UsageError(f"topk is {topk}; give 1 or more, or leave it out for the whole database")
     for n in at:
         if not 1 <= n <= len(database):
             raise UsageError(f"precision at {n} is not defined; give 1 to {len(database)}, the database's size")

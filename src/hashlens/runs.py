@@ -25,7 +25,7 @@ import numpy as np
 
 import hashlens
 from hashlens.errors import DataError, UsageError
-from hashlens.files import require_room, storage_errors, write_csv, write_json
+from hashlens.files import quoted, require_room, storage_errors, write_csv, write_json
 from hashlens.progress import Progress, duration
 from hashlens.published import NOT_COMPARABLE, published
 
@@ -223,7 +223,7 @@ def load_result(out: Path) -> dict[str, Any]:
     try:
         return json.loads((out / "result.json").read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UsageError(f"{out} has no result yet; finish it with: hashlens train --resume {out}") from error
+        raise UsageError(f"{out} has no result yet; finish it with: hashlens train --resume {quoted(out)}") from error
     except ValueError as error:
         raise DataError(f"{out / 'result.json'} is damaged; run the training again") from error
 

@@ -9,7 +9,8 @@ codes/
 
 Only what the manifest names counts. It is replaced after the files of a shard have reached the disk, so that whenever
 the power fails there are whole shards and, perhaps, files that are removed when the folder is next opened for writing.
-The same pictures and model make the same files, byte for byte, however often the work was interrupted.
+The same pictures and model make the same files, byte for byte, however often the work was interrupted. A folder that is
+done can take more pictures: they are a new list, whose shards come after those that are there.
 
 Part i/n of a list is a folder with those of its shards whose number leaves i - 1 when divided by n. Parts are made
 without knowing of each other; `open_together` puts their shards in order again.
@@ -31,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 
 from hashlens.codes import Codes
@@ -115,7 +117,7 @@ class CodesFolder:
         self.shard_size: int = manifest["shard_size"]
         self.source: str | None = manifest["source"]
         self.part: tuple[int, int] = tuple(manifest["part"])
-        self.list: dict[str, Any] | None = manifest["list"]  # n and sha256; None if shards are added as they come
+        self.list: dict[str, Any] | None = manifest["list"]  # n, sha256, first_shard; None if shards come as they may
         self.n_skipped: int = manifest["skipped"]["n"]
         self.done: bool = manifest["done"]
         self.shards = [Shard(path, self.n_bits, **shard) for shard in manifest["shards"]]
@@ -165,7 +167,7 @@ class CodesFolder:
         content = listed = None
         if pictures is not None:
             content = parquet(pictures)
-            listed = {"n": len(pictures), "sha256": content_hash(pictures)}
+            listed = _describe_list(pictures, 0)
         if (path / MANIFEST).exists():
             folder = cls.open(path)
             folder._require_same(n_bits, model, shard_size, source, part)
@@ -240,12 +242,31 @@ class CodesFolder:
             f" gone; {ANOTHER}"
         )
 
+    @property
+    def first_shard(self) -> int:
+        """The number of the shard that the list begins with: not 0 if the folder was done before and took more."""
+        return 0 if self.list is None else self.list["first_shard"]
+
     def missing(self) -> list[int]:
         """Numbers of the shards that this part of the list still needs."""
         i, n_parts = self.part
         there = {shard.number for shard in self.shards}
-        n_shards = -(-self.n_listed // self.shard_size)
-        return [number for number in range(i - 1, n_shards, n_parts) if number not in there]
+        end = self.first_shard - (-self.n_listed // self.shard_size)
+        return [number for number in range(self.first_shard + i - 1, end, n_parts) if number not in there]
+
+    def lacks(self, given: pa.Table) -> np.ndarray:
+        """Which of these pictures, by their paths, have no code here and were not skipped, (n,) bool."""
+        paths = [pq.read_table(shard.files[1], columns=["path"])["path"].combine_chunks() for shard in self.shards]
+        known = pa.concat_arrays([*paths, pa.array([path for path, _ in self.skipped()], pa.string())])
+        return ~pa.compute.is_in(given["path"], value_set=known).to_numpy()
+
+    def grow(self, pictures: pa.Table, skipped: Skipped = ()) -> None:
+        """Take a new list of pictures to a folder that was done."""
+        last = max([shard.number for shard in self.shards], default=-1)
+        _write(self.path / LIST, parquet(pictures))
+        self._skip([row for row in skipped if row not in set(self.skipped())])
+        self.list, self.done = _describe_list(pictures, last + 1), False
+        self._commit()
 
     def append(
         self, codes: Codes, items: pa.Table | Sequence[str], skipped: Skipped = (), number: int | None = None
@@ -480,6 +501,10 @@ def _write(path: Path, content: bytes) -> str:
     with replacing(path) as temporary:
         temporary.write_bytes(content)
     return hashlib.sha256(content).hexdigest()
+
+
+def _describe_list(pictures: pa.Table, first_shard: int) -> dict[str, Any]:
+    return {"n": len(pictures), "sha256": content_hash(pictures), "first_shard": first_shard}
 
 
 def _items(items: pa.Table | Sequence[str]) -> pa.Table:

@@ -18,6 +18,7 @@ from PIL import Image
 
 from hashlens.data.images import decode, quiet_pillow
 from hashlens.data.listing import INSIDE, MAX_MEMBER, members, tar_of
+from hashlens.errors import UsageError
 
 if TYPE_CHECKING:
     from hashlens.index.folder import IndexFolder
@@ -30,6 +31,8 @@ class Pictures:
 
     def __init__(self, index: IndexFolder, base: Path | None = None):
         self.base = (base or Path()).resolve()
+        if not self.base.is_dir():
+            raise UsageError(f"there is no folder {base}; give one with --pictures where the paths of the index start")
         self._index: IndexFolder | None = None
         self.follow(index)
         self._members = lru_cache(ARCHIVES)(_places_in)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hashlens.data.images import ArrayImages
+from hashlens.data.images import ArrayImages, FileImages
 from hashlens.data.triplets import clean_triplets, read_triplets
 from hashlens.errors import DataError
 
@@ -28,6 +28,12 @@ def test_reading(tmp_path, images, text):
     path = tmp_path / "triplets.csv"
     path.write_text(text, encoding="utf-8", newline="")
     assert read_triplets(path, images).tolist() == [[0, 1, 2], [2, 3, 0]]
+
+
+def test_files_with_and_without_their_folder(tmp_path):
+    path = tmp_path / "triplets.csv"
+    path.write_text("photos/cat/1.jpg,cat/2.jpg,photos/dog/2.jpg\n")
+    assert read_triplets(path, FileImages("photos", NAMES)).tolist() == [[0, 1, 3]]
 
 
 @pytest.mark.parametrize(

@@ -620,3 +620,9 @@ def test_progress_is_told(clusters, capsys):
     assert len(lines) == 1 + 3 and lines[1].split()[0] == "1/3" and lines[3].endswith("0 s")
     DTSH(8, training=FAST).fit(*clusters)
     assert capsys.readouterr().err == ""
+
+
+def test_training_that_is_none(clusters):
+    X, y = clusters
+    with pytest.raises(UsageError, match="training is given as Training"):
+        DTSH(8, training={"epochs": 1}).fit(X, y)

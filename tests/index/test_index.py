@@ -186,6 +186,8 @@ def test_what_is_refused(rng):
     ):
         with pytest.raises(DataError, match=reason):
             index.add(codes, ids)
+    with pytest.raises(UsageError, match="takes Codes, not ndarray"):
+        index.search(codes.packed, 1)
     with pytest.raises(UsageError, match="k must be 1 or more, not 0"):
         index.search(codes, 0)
     with pytest.raises(UsageError, match="radius must be 0 bits or more, not -1"):

@@ -90,7 +90,7 @@ def test_a_picture_an_id_and_a_code_find_the_same(client, searcher, picture):
 
 def test_how_many_and_how_near(client):
     assert len(client.post("/v1/search", json={"id": 3}).json()["hits"]) == 20
-    assert len(client.post("/v1/search", json={"id": 3, "k": 10**9}).json()["hits"]) == 60
+    assert len(client.post("/v1/search", json={"id": 3, "k": 1000}).json()["hits"]) == 60
     answer = client.post("/v1/search", json={"id": 3, "radius": 20}).json()
     assert len(answer["hits"]) == 60
     assert len(client.post("/v1/search", json={"id": 3, "radius": 20, "k": 4}).json()["hits"]) == 4
@@ -103,8 +103,10 @@ def test_how_many_and_how_near(client):
 
 def test_the_number_of_results_is_limited(searcher, picture):
     with TestClient(create_app(searcher, limits=Limits(max_k=5)), base_url=BASE) as client:
-        for how in ({}, {"k": 50}, {"radius": 20}):
+        for how in ({}, {"k": 5}, {"radius": 20}):
             assert len(client.post("/v1/search", json={"id": 3, **how}).json()["hits"]) == 5
+        too_many = client.post("/v1/search", json={"id": 3, "k": 6})
+        assert too_many.status_code == 422 and "k: at most 5 results" in too_many.json()["detail"]
         assert client.get("/v1/info").json()["limits"]["max_k"] == 5
 
 

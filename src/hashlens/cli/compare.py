@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import typer
 
 from hashlens.cli.options import COLUMN, FROM_FILE, JSON, QUIET, TABLES, given, interruptible, open_source_of
 from hashlens.errors import UsageError
+from hashlens.files import alone_in, require_own
 from hashlens.progress import Progress
 
 app = typer.Typer()
@@ -38,7 +40,7 @@ def compare(
     seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
     backbone: Annotated[str | None, typer.Option(help="For methods that train a network.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Weights of that backbone, such as imagenet-vgg-f.mat.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Pixels a side, for methods that train a network.")] = None,
+    image_size: Annotated[int | None, typer.Option(min=1, help="Pixels a side, for those.")] = None,
     frozen_blocks: Annotated[int | None, typer.Option(help="Leading blocks not to train, for the same.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training pictures, for the same.")] = None,
     path_column: COLUMN = None,
@@ -67,7 +69,8 @@ def compare(
 
         settings["training"] = Training(epochs=epochs)
     out = out or Path("comparisons") / Path(source).resolve().name
-    with interruptible() as stop:
+    require_own(out, ["split.json"], "comparison")
+    with alone_in(out), interruptible() as stop:
         result = comparison.compare(
             open_source_of(config, from_file, progress),
             protocol,
@@ -78,7 +81,7 @@ def compare(
             out,
             split_seed=seed,
             settings=given(settings),
-            commands=[" ".join(["hashlens", *sys.argv[1:]])],
+            commands=[shlex.join(["hashlens", *sys.argv[1:]])],
             progress=progress,
             stop=stop,
         )
@@ -106,7 +109,7 @@ def reproduce(
     epochs: Annotated[int | None, typer.Option(min=1, help="Other passes over the training pictures.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Of all methods that train a network.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Weights of that backbone, such as imagenet-vgg-f.mat.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Pixels a side, for the same.")] = None,
+    image_size: Annotated[int | None, typer.Option(min=1, help="Pixels a side, for the same.")] = None,
     frozen_blocks: Annotated[int | None, typer.Option(help="Leading blocks not to train, for the same.")] = None,
     nuswide: Annotated[Path | None, typer.Option(help="Folder of NUS-WIDE as published.")] = None,
     mirflickr: Annotated[Path | None, typer.Option(help="Folder of MIRFLICKR-25K, which stands in for it.")] = None,
@@ -123,7 +126,8 @@ def reproduce(
         "image_size": image_size,
         "frozen_blocks": frozen_blocks,
     }
-    with interruptible() as stop:
+    require_own(out, ["comparisons"], "reproduction")
+    with alone_in(out), interruptible() as stop:
         result = reproduction.reproduce(
             target,
             scale,
@@ -136,7 +140,7 @@ def reproduce(
             nuswide=nuswide,
             mirflickr=mirflickr,
             from_file=from_file,
-            command=" ".join(["hashlens", *sys.argv[1:]]),
+            command=shlex.join(["hashlens", *sys.argv[1:]]),
             progress=Progress(quiet),
             stop=stop,
         )

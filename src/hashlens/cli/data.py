@@ -14,6 +14,7 @@ from hashlens.progress import Progress
 app = typer.Typer()
 data_app = typer.Typer(help="Look at data before training.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+NPY = b"\x93NUMPY"  # how a file of an array begins
 
 
 @app.command()
@@ -30,8 +31,9 @@ def features(
 
     from hashlens.data import open_source
     from hashlens.features import backbone_of, picture_features
-    from hashlens.files import replacing, require_room, write_csv
+    from hashlens.files import replacing, require_kind, require_room, write_csv
 
+    require_kind(out, NPY, "file of features")
     progress = Progress(quiet)
     opened = open_source(source, from_file=from_file, progress=progress.say, labelled=False)
     for warning in opened.warnings:

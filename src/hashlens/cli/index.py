@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from hashlens.cli.options import JSON, QUIET
 from hashlens.errors import UsageError
+from hashlens.files import quoted
 from hashlens.progress import Progress
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def _add(index: IndexFolder, codes: list[Path], progress: Progress, as_json: boo
         return
     known = sum(shard.n for shard in shards) - added
     print(f"{added:,} codes added to {index.path}" + (f", {known:,} were there already" if known else ""))
-    print(f"{len(index):,} pictures of {index.n_bits} bits\nnext     hashlens search {index.path} picture.jpg")
+    print(f"{len(index):,} pictures of {index.n_bits} bits\nnext     hashlens search {quoted(index.path)} picture.jpg")
 
 
 @index_app.command()
@@ -147,6 +149,9 @@ def copy(
     print(f"{result['added']:,} codes copied to {engine}{known}")
     if result["n"] > len(folder):
         print(f"{result['n'] - len(folder):,} that are no longer in {index} are still there")
+    at = re.sub(r"(//[^:/@]*):[^@]*@", r"\1@", to)  # a password is not for the screen
+    place = f"--engine {engine} --at {quoted(at)}" + (f" --collection {quoted(collection)}" if collection else "")
+    print(f"next     hashlens search {quoted(index)} picture.jpg {place}")
 
 
 @index_app.command("plan")

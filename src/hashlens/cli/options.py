@@ -45,6 +45,13 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
+def typed(context: typer.Context) -> list[str]:
+    """Names of those parameters that were typed, whatever their values are."""
+    # by its name: some versions of typer have an enum of their own in place of click's
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+
+
 def given(options: dict[str, Any]) -> dict[str, Any]:
     """Those options that were given."""
     return {name: value for name, value in options.items() if value is not None}

@@ -11,6 +11,7 @@ import typer
 
 from hashlens.cli.options import COLUMN, JSON, QUIET, TABLES, interruptible
 from hashlens.errors import UsageError
+from hashlens.files import quoted, require_kind
 from hashlens.progress import Progress
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ ENGINE = Annotated[
     str | None, typer.Option(help="Search there and not in the folder: milvus, pgvector or faiss; see: index copy")
 ]
 AT = Annotated[str | None, typer.Option(help="Address, connection or folder of the engine.")]
+PAGE = b"<!doctype html"  # how a page begins
 COLLECTION = Annotated[str | None, typer.Option(help="One of several in the same milvus or pgvector.")]
 
 
@@ -76,7 +78,7 @@ def encode(
     print(f"{result['n']:,} codes of {result['n_bits']} bits in {result['out']}")
     if result["n_skipped"]:
         print(f"{result['n_skipped']:,} pictures could not be read: see {Path(result['out']) / 'skipped.csv'}")
-    print(f"next     hashlens index build {out} --out index")
+    print(f"next     hashlens index build {quoted(out)} --out index")
 
 
 @app.command()
@@ -93,11 +95,15 @@ def export(
 ) -> None:
     """Write a model so that it encodes without torch; refused unless its bits are the same."""
     from hashlens.data import open_source
-    from hashlens.export import export_onnx
+    from hashlens.data.cifar10 import is_cached
+    from hashlens.export import export_onnx, require_exportable
 
     if format != "onnx":
         raise UsageError(f"there is no format '{format}'; onnx is the only one")
     progress = Progress(quiet)
+    require_exportable(model, out)
+    if pictures is None and not is_cached():
+        raise UsageError("the exported model is checked with pictures; give a folder of them with --pictures")
     source = open_source(str(pictures) if pictures else "cifar10", progress=progress.say, labelled=False)
     result = export_onnx(model, out, source.images[:256], progress)
     if as_json:
@@ -109,7 +115,7 @@ def export(
     )
     print(f"check on {result['n_pictures']} pictures: {result['bits_equal']:.3%} of the bits are equal")
     print(f"pictures a second: torch {speed['torch']:.0f}, onnx {speed['onnx']:.0f}")
-    print(f"next     hashlens encode path/to/pictures --model {out} --out codes")
+    print(f"next     hashlens encode path/to/pictures --model {quoted(out)} --out codes")
 
 
 @app.command()
@@ -133,7 +139,10 @@ def search(
     from hashlens.search.queries import is_folder, queries
     from hashlens.thumbnails import Pictures
 
+    if html is not None:
+        require_kind(html, PAGE, "page")
     searcher = open_searcher(index, model, engine=_engine(index, engine, at, collection))
+    small = Pictures(searcher.index, pictures)
     searcher.warm_up()  # so that the times are those of searching, not of compiling
     answers, n_read = [], 0
     for name, asked in queries(query):
@@ -151,8 +160,14 @@ def search(
     if not n_read:
         raise UnreadablePicture(f"no picture in {query} can be read; give another folder")
     if html is not None:
-        write_page(html, answers, Pictures(searcher.index, pictures))
+        n_missing = write_page(html, answers, small)
         print(f"page     {html}", file=sys.stderr)
+        if n_missing:
+            print(
+                f"note: {n_missing:,} pictures are not where they were encoded, below {small.base}; say with --pictures"
+                " where their paths start",
+                file=sys.stderr,
+            )
 
 
 @app.command()
@@ -195,7 +210,7 @@ def _engine(index: Path, name: str | None, at: str | None, collection: str | Non
     engine = open_engine(name, IndexFolder.open(index).n_bits, at or "", collection=collection)
     if not len(engine):
         raise UsageError(
-            f"the engine {name} has no codes at {at}; copy them there with: hashlens index copy {index} --engine {name}"
-            f" --to {at}"
+            f"the engine {name} has no codes at {at}; copy them there with: hashlens index copy {quoted(index)}"
+            f" --engine {name} --to {quoted(at or '')}"
         )
     return engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,8 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import hashlens
-from hashlens.cli.options import COLUMN, FROM_FILE, JSON, QUIET, SEED, TABLES, given, interruptible, open_source_of
+from hashlens.cli.options import (
+    COLUMN,
+    FROM_FILE,
+    JSON,
+    QUIET,
+    SEED,
+    TABLES,
+    given,
+    interruptible,
+    open_source_of,
+    typed,
+)
 from hashlens.errors import UsageError
+from hashlens.files import quoted, require_own
 from hashlens.progress import Progress
 
 if TYPE_CHECKING:
@@ -19,6 +32,7 @@ if TYPE_CHECKING:
     from hashlens.hashers.base import Hasher
 
 app = typer.Typer()
+RUN = ("config.json", "split.json")  # what every run begins with
 
 
 @app.command()
@@ -35,6 +49,7 @@ def demo(
     from hashlens.errors import DownloadError
 
     progress = Progress(quiet)
+    require_own(out, RUN, "run")
     progress.say(f"hashlens {hashlens.__version__} · demo · results go to {out}/")
     name = "cifar10"
     try:
@@ -53,6 +68,7 @@ def demo(
 
 @app.command()
 def train(
+    context: typer.Context,
     source: Annotated[
         str | None, typer.Argument(help="cifar10, digits, a table (.csv) of paths and labels, or a folder.")
     ] = None,
@@ -71,7 +87,7 @@ def train(
     features: Annotated[
         str | None, typer.Option(help="For methods on features: gist, or the backbone that makes them.")
     ] = None,
-    image_size: Annotated[int | None, typer.Option(help="Pixels a side; more is slower and better.")] = None,
+    image_size: Annotated[int | None, typer.Option(min=1, help="Pixels a side; more is slower and better.")] = None,
     frozen_blocks: Annotated[int | None, typer.Option(help="Leading blocks that are not trained.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training pictures.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Pictures a step.")] = None,
@@ -112,7 +128,8 @@ def train(
 
     progress = Progress(quiet)
     if resume is not None:
-        if source is not None:
+        others = set(typed(context)) - {"resume", "from_file", "as_json", "quiet"}
+        if others:
             raise UsageError("--resume takes everything from the run's folder; leave out the source and other options")
         config, out = load_config(resume), resume
         if (out / "result.json").exists():
@@ -151,16 +168,17 @@ def train(
         params = {"n_bits": bits, "random_state": seed} | given(params)
         config = _config(source, protocol, seed, method, params) | given(asked)
         out = out or Path("runs") / f"{Path(source).resolve().name}-{method}-{bits}"
+        require_own(out, RUN, "run")
         if (out / "result.json").exists():
             raise UsageError(f"{out} holds a finished run; choose another --out or remove that folder")
         if (out / "checkpoint.safetensors").exists() and load_config(out) != json.loads(json.dumps(config)):
             raise UsageError(
-                f"{out} holds another run that was stopped; go on with it by hashlens train --resume {out}, or choose"
-                " another --out"
+                f"{out} holds another run that was stopped; go on with it by hashlens train --resume {quoted(out)}, or"
+                " choose another --out"
             )
     _make(config)  # wrong options are found before any work
     result = _run(open_source_of(config, from_file, progress), config, out, progress)
-    _finish(result, out, as_json, f"hashlens encode path/to/pictures --model {out / 'model'} --out codes")
+    _finish(result, out, as_json, f"hashlens encode path/to/pictures --model {quoted(out / 'model')} --out codes")
 
 
 @app.command()
@@ -233,11 +251,11 @@ def _run(
         f" {len(protocol.train):,} training pictures, {len(protocol.query):,} queries,"
         f" {len(protocol.database):,} database → {out}/"
     )
-    progress.say(f"stop with Ctrl-C, it is safe; continue with: hashlens train --resume {out}")
+    progress.say(f"stop with Ctrl-C, it is safe; continue with: hashlens train --resume {quoted(out)}")
     if replace:
         with storage_errors(out):
             (out / "checkpoint.safetensors").unlink(missing_ok=True)
-    command = " ".join(["hashlens", *sys.argv[1:]])
+    command = shlex.join(["hashlens", *sys.argv[1:]])
     with alone_in(out), interruptible() as stop:
         return runs.run(source, protocol, hasher, out, config=config, commands=[command], progress=progress, stop=stop)
 

@@ -53,8 +53,10 @@ def map_figure(result: dict[str, Any], ink: str) -> Figure:
     """MAP against the number of bits: a panel for each kind of features, a line a method, bars for the deviation."""
     kinds = list(dict.fromkeys(row["features"] for row in result["rows"]))
     figure = _figure(len(kinds), 1, 4.2, len(result["methods"]))
+    first = None
     for number, kind in enumerate(kinds, start=1):
-        axes = figure.add_subplot(1, len(kinds), number)
+        axes = figure.add_subplot(1, len(kinds), number, sharey=first)  # heights are compared across panels
+        first = first or axes
         _decorate(axes, kind, "bits", "MAP" if number == 1 else "", ink)
         rows = [row for row in result["rows"] if row["features"] == kind]
         for row in rows:

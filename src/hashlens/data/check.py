@@ -20,7 +20,7 @@ from hashlens.data.labels import Labels
 from hashlens.data.nuswide import is_nuswide, list_pictures
 from hashlens.data.protocols import PROTOCOLS, Protocol, natural_protocol
 from hashlens.errors import DataError, UsageError
-from hashlens.files import expanded
+from hashlens.files import expanded, quoted
 from hashlens.threads import blocks, work_ahead
 
 SHOWN = 20  # skipped pictures and groups of copies that the text lists; the report has all of them
@@ -235,7 +235,7 @@ def describe_check(report: dict[str, Any]) -> str:
         lines.append(_line("split", f"{split['name']}, seed {split['seed']}: {split['description']}; {cut}"))
     lines += [_line("note", warning) for warning in report["warnings"]]
     if sizes["count"] and "error" not in split:
-        lines.append(_line("next", f"hashlens train {report['path']}"))
+        lines.append(_line("next", f"hashlens train {quoted(report['path'])}"))
     return "\n".join(lines)
 
 

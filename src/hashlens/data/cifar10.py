@@ -88,10 +88,15 @@ def verify(pixels: np.ndarray, labels: np.ndarray, origin: str) -> None:
             )
 
 
-def _read_cache(say: Progress) -> tuple[np.ndarray, np.ndarray] | None:
+def is_cached() -> bool:
     folder = cache_dir() / "cifar10"
-    if not (folder / "images.npy").exists() or not (folder / "labels.npy").exists():
+    return (folder / "images.npy").exists() and (folder / "labels.npy").exists()
+
+
+def _read_cache(say: Progress) -> tuple[np.ndarray, np.ndarray] | None:
+    if not is_cached():
         return None
+    folder = cache_dir() / "cifar10"
     try:
         pixels = np.asarray(np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False))
         labels = np.load(folder / "labels.npy", allow_pickle=False)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hashlens.codes import Codes
-from hashlens.data.images import Images
+from hashlens.data.images import FileImages, Images
 from hashlens.errors import DataError
 
 HELD_OUT = 1_000
@@ -22,8 +22,8 @@ HELD_OUT = 1_000
 def read_triplets(path: Path, images: Images) -> np.ndarray:
     """(m, 3) int64 rows of `images` from a file with a query, a positive and a negative on each line.
 
-    Pictures are named as `images` names them, or by their row from 0; a comma, a tab or a blank stands between them. A
-    first line "query,positive,negative" and empty lines are passed over.
+    Pictures are named as `images` names them, with or without its folder, or by their row from 0; a comma, a
+    tab or a blank stands between them. A first line "query,positive,negative" and empty lines are passed over.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -39,6 +39,8 @@ def read_triplets(path: Path, images: Images) -> np.ndarray:
     first = lines[0][1]
     separator = next((mark for mark in "\t," if mark in first), " ")
     row_of = {name: row for row, name in enumerate(images.names)}
+    if isinstance(images, FileImages):  # named from where one is, as a shell does, the file is the same
+        row_of = {(images.root / name).as_posix(): row for name, row in row_of.items()} | row_of
     triplets = []
     for number, line in lines:
         try:

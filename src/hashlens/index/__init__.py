@@ -178,6 +178,8 @@ class HammingIndex:
         self.parts = [Part(pieces[:, alive][:, order], ids[alive][order])]
 
     def _require(self, codes: Codes) -> None:
+        if not isinstance(codes, Codes):
+            raise UsageError(f"the index takes Codes, not {type(codes).__name__}; make them with Codes.from_relaxed")
         if codes.n_bits != self.n_bits:
             raise MismatchError(
                 f"the index holds codes of {self.n_bits} bits, these have {codes.n_bits}; encode with the same model"

@@ -29,7 +29,18 @@ import pyarrow.compute
 
 from hashlens.codes import Codes
 from hashlens.errors import DataError, MismatchError, UsageError
-from hashlens.files import alone_in, is_utf8, replacing, require_room, sha256, storage_errors, sync, write_json
+from hashlens.files import (
+    alone_in,
+    is_utf8,
+    quoted,
+    replacing,
+    require_own,
+    require_room,
+    sha256,
+    storage_errors,
+    sync,
+    write_json,
+)
 from hashlens.index import HammingIndex, Part
 from hashlens.index.known import KnownPictures, picture_keys
 from hashlens.index.pieces import PIECE
@@ -46,6 +57,7 @@ class IndexFolder:
     def __init__(self, path: Path, facts: dict[str, Any]):
         self.path = path
         self.facts = facts
+        self._known: KnownPictures | None = None  # once it is asked for, until something is removed
         self.index = self._map()
         self._stamp = stamp(path)
 
@@ -62,10 +74,10 @@ class IndexFolder:
         }
         with alone_in(path):
             if (path / "index.json").exists():
-                raise DataError(f"{path} holds an index already; add to it with: hashlens index add {path} CODES")
-            others = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
-            if others:
-                raise UsageError(f"{path} holds other things ({others[0]}) and no index; choose another --out")
+                raise DataError(
+                    f"{path} holds an index already; add to it with: hashlens index add {quoted(path)} CODES"
+                )
+            require_own(path, ["index.json"], "index")
             write_json(path / "index.json", facts)
             return cls(path, facts)
 
@@ -83,8 +95,10 @@ class IndexFolder:
             if error.filename and Path(error.filename).name != "index.json":
                 raise DataError(f"{error.filename} is missing from the index; build the index again") from error
             raise DataError(f"there is no index in {path}; make one with: hashlens index build CODES") from error
+        except PermissionError as error:
+            raise DataError(f"{error.filename} cannot be read: permission denied") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"the index in {path} is damaged ({error}); see: hashlens index verify {path}") from error
+            raise DataError(f"the index in {path} is damaged ({error}); build it again from its codes") from error
 
     def __len__(self) -> int:
         return len(self.index)
@@ -278,16 +292,16 @@ class IndexFolder:
             np.save(file, array)
 
     def _known_pictures(self) -> KnownPictures:
-        if self._known is None:
-            known = KnownPictures()
-            for number, part in enumerate(self.index.parts):
-                keys = picture_keys(part.pieces.T, self.items(number).column("path"))
-                known.add(keys[part.alive] if len(part.alive) else keys)
-            return known
-        return self._known
+        if self._known is not None:
+            return self._known
+        known = KnownPictures()
+        for number, part in enumerate(self.index.parts):
+            keys = picture_keys(part.pieces.T, self.items(number).column("path"))
+            known.add(keys[part.alive] if len(part.alive) else keys)
+        return known
 
     def _map(self) -> HammingIndex:
-        self._known: KnownPictures | None = None  # for as long as nothing else changes
+        self._known = None
         removed = self._removed()
         parts = []
         for part in self.facts["parts"]:

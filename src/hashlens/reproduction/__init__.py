@@ -65,7 +65,9 @@ def reproduce(
     chosen = choose_scale(scale, bits, seeds, epochs)
     for method in methods:
         hasher_class(method)  # or an error that names those that there are
-    plan = targets.Plan(Data(chosen, nuswide, mirflickr, from_file, progress.say), chosen, methods)
+    plan = targets.Plan(
+        Data(chosen, nuswide, mirflickr, from_file, progress.say), chosen, methods, strict=target != ALL
+    )
     runner = Runner(chosen, out, dict(settings or {}), progress, stop)
     names = TARGETS if target == ALL else (target,)
     _tell_time(names, plan, runner)

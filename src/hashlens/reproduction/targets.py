@@ -41,12 +41,17 @@ STAND_IN = "MIRFLICKR-25K in place of NUS-WIDE"
 
 
 class Plan:
-    """Parts that several targets share; with `only`, the tables have no other methods than these."""
+    """Parts that several targets share; with `only`, the tables have no other methods than these.
 
-    def __init__(self, data: Data, scale: Scale, only: Sequence[str] = ()):
-        self.data, self.scale, self.only = data, scale, only
+    If it is `strict`, a table must have all of them.
+    """
+
+    def __init__(self, data: Data, scale: Scale, only: Sequence[str] = (), strict: bool = False):
+        self.data, self.scale, self.only, self.strict = data, scale, only, strict
 
     def asked(self, methods: Sequence[str]) -> tuple[str, ...]:
+        if self.strict and (others := [method for method in self.only if method not in methods]):
+            raise UsageError(f"this target has no {others[0]}; it has {', '.join(methods)}")
         chosen = tuple(method for method in methods if not self.only or method in self.only)
         if not chosen:
             raise UsageError(f"this target has none of {', '.join(self.only)}; it has {', '.join(methods)}")

@@ -155,6 +155,9 @@ class Searcher:
         if len(self.index):
             blank = Codes(np.zeros((1, -(-self.index.n_bits // 8)), np.uint8), self.index.n_bits)
             self.search(Image.new("RGB", (64, 64)) if self.takes_pictures else blank)
+            self.search(blank, radius=0)
+            if self.engine is None:
+                self.index.index.search(blank, 1, among=[0])
 
     def facts(self) -> dict[str, Any]:
         return {

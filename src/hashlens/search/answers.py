@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from hashlens.data.images import decode, quiet_pillow
+from hashlens.files import shown
 from hashlens.search.queries import is_there
 from hashlens.thumbnails import Pictures
 
@@ -23,14 +24,16 @@ def describe_answer(name: str, answer: dict[str, Any]) -> str:
     times = "  ".join(f"{key} {value:.1f} ms" for key, value in answer["timing_ms"].items() if key != "items")
     exact = "exact" if index["exact"] else "approximate"
     code = f"{index['n_bits']} bits {grouped(answer['query']['code'])}"
-    lines = [f"{name} · {code} · {times} · {index['n']:,} pictures, {exact}"]
+    lines = [f"{shown(name)} · {code} · {times} · {index['n']:,} pictures, {exact}"]
     if not hits:
         return "\n".join([*lines, _nothing(answer)])
-    labels = [", ".join(hit["labels"] or []) for hit in hits]
+    labels = [shown(", ".join(hit["labels"] or [])) for hit in hits]
     width = max(len("label"), *map(len, labels)) if any(labels) else 0
     lines.append(" rank  bits apart  " + (f"{'label':<{width}}  " if width else "") + "path")
     for rank, (hit, label) in enumerate(zip(hits, labels, strict=True), 1):
-        lines.append(f"{rank:>5}  {hit['distance']:>10}  " + (f"{label:<{width}}  " if width else "") + hit["path"])
+        lines.append(
+            f"{rank:>5}  {hit['distance']:>10}  " + (f"{label:<{width}}  " if width else "") + shown(hit["path"])
+        )
     if (ties["total"] or 0) > ties["shown"]:
         d = ties["distance"]
         lines[-1] += f"        {ties['total'] - ties['shown']:,} more at distance {d} (show: --radius {d})"
@@ -54,8 +57,11 @@ def grouped(code: str) -> str:
     return " ".join(code[start : start + 4] for start in range(0, len(code), 4))
 
 
-def write_page(path: Path, answers: Sequence[tuple[str, Any, dict[str, Any]]], pictures: Pictures) -> None:
-    """Write answers, each with its name and what was searched for, as one HTML file that needs no network."""
+def write_page(path: Path, answers: Sequence[tuple[str, Any, dict[str, Any]]], pictures: Pictures) -> int:
+    """Write answers, each with its name and what was searched for, as one HTML file that needs no network.
+
+    Returns how many of the pictures found are not there to be shown.
+    """
     from hashlens import report
 
     rows = [
@@ -71,6 +77,7 @@ def write_page(path: Path, answers: Sequence[tuple[str, Any, dict[str, Any]]], p
     report.write_page(
         path, "search.html.j2", title=f"Nearest pictures of {of}", rows=rows, grouped=grouped, nothing=_nothing
     )
+    return sum(picture is None for row in rows for _, picture in row["hits"])
 
 
 def _small(query: Any) -> Image.Image | None:

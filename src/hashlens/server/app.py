@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -136,7 +137,9 @@ def _add_search(app: FastAPI, searcher: Searcher, limits: Limits, workers: Worke
 
     def search_now(upload: UploadFile | None, asked: Asked) -> dict[str, Any]:
         query, name = query_of(upload, asked)
-        k = min(asked.k or (limits.max_k if asked.radius is not None else 20), limits.max_k)
+        k = asked.k or min(20 if asked.radius is None else limits.max_k, limits.max_k)
+        if k > limits.max_k:
+            raise Problem(422, f"k: at most {limits.max_k:,} results are given at once; ask for fewer")
         try:
             found = searcher.search(query, k, asked.radius, asked.label)
         except UnreadablePicture as error:
@@ -175,7 +178,10 @@ async def _read(request: Request, limits: Limits) -> tuple[UploadFile | None, As
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     try:
         if kind == "application/json":
-            return None, AskedByJson.model_validate(json.loads(await _body(request)))
+            asked = json.loads(await _body(request))
+            if not isinstance(asked, dict):
+                raise Problem(422, 'send one JSON object, such as {"id": 5}; see /docs')
+            return None, AskedByJson.model_validate(asked)
         if kind == "multipart/form-data":
             form = await _form(request)
             try:
@@ -238,8 +244,7 @@ def _read_form(fields: dict[str, Any], limits: Limits) -> tuple[UploadFile, Aske
 
 def _whole(text: Any) -> Any:
     """Forms hold only text."""
-    plain = isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 20
-    return int(text) if plain else text
+    return int(text) if isinstance(text, str) and re.fullmatch(r"-?[0-9]{1,19}", text) else text
 
 
 def _named(error: UnreadablePicture, name: str | None) -> UnreadablePicture:

@@ -79,6 +79,8 @@ class DeepHasher(Hasher):
 
         A method that needs its loss afterwards makes it itself and gives it with the labels.
         """
+        if not isinstance(self.training, Training):
+            raise UsageError("training is given as Training(epochs=3, ...); import it from hashlens")
         if labels is not None:
             loss = self._loss(labels) if loss is None else loss
             supervision = labels.values

@@ -24,7 +24,7 @@ from torch import nn
 
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, DivergedError, MismatchError, Stopped, UsageError
-from hashlens.files import replacing, write_text
+from hashlens.files import quoted, replacing, write_text
 from hashlens.progress import Progress, duration
 
 COLUMNS = ["epoch", "loss", "active", "quantisation", "dead_bits", "lr", "seconds"]
@@ -338,7 +338,7 @@ def _stop(
     if checkpoint is None:
         raise Stopped(f"stopped at {where}; nothing was saved because no run folder was given")
     _save(checkpoint, _snapshot(network, loss, optimizer, at), identity or {})
-    raise Stopped(f"stopped and saved at {where}; continue with: hashlens train --resume {checkpoint.parent}")
+    raise Stopped(f"stopped and saved at {where}; continue with: hashlens train --resume {quoted(checkpoint.parent)}")
 
 
 def _roll_back(
