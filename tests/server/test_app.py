@@ -164,7 +164,8 @@ def test_the_pages_need_nothing_from_elsewhere(client):
         assert response.headers["referrer-policy"] == "no-referrer"
         total += len(response.content)
     assert total < 60_000
-    assert "/v1/items/{id}/thumb" in client.get("/docs").text
+    text = client.get("/docs").text
+    assert "/v1/items/{id}/thumb" in text and f"{BASE}/v1/search" in text
     document = client.get("/openapi.json").json()
     assert set(document["paths"]["/v1/search"]["post"]["requestBody"]["content"]) == {
         "multipart/form-data",

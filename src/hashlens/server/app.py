@@ -328,9 +328,11 @@ def _add_pages(app: FastAPI) -> None:
         return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
 
     @app.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
+    async def docs(request: Request) -> HTMLResponse:
         template = jinja2.Environment(autoescape=True).from_string(_page("docs.html.j2").decode())
-        return HTMLResponse(template.render(paths=app.openapi()["paths"], version=hashlens.__version__))
+        return HTMLResponse(
+            template.render(paths=app.openapi()["paths"], version=hashlens.__version__, base=request.base_url)
+        )
 
 
 def _page(name: str) -> bytes:
