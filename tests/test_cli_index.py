@@ -52,7 +52,10 @@ def test_build_add_remove_compact_verify(run, codes, tmp_path, rng):
         "index": str(index),
     }
     assert json.loads(run("index", "compact", index, "--json")[1])["reclaimed"] == 13
-    assert json.loads(run("index", "verify", index, "--json")[1]) == {"files": 3, "n": 72, "index": str(index)}
+    assert json.loads(run("index", "verify", index, "--json")[1]) == {"files": 4, "n": 72, "index": str(index)}
+    code, out = run("index", "add", index, codes, "--quiet")
+    assert code == 0 and out.startswith("0 codes added") and "80 were there already or had been removed" in out
+    assert json.loads(run("index", "add", index, codes, "--again", "--json", "--quiet")[1])["added"] == 12
 
 
 def test_copy_to_an_engine(run, codes, tmp_path):

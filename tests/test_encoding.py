@@ -2,6 +2,7 @@
 
 import errno
 import io
+import json
 import os
 import struct
 import subprocess
@@ -706,6 +707,84 @@ def test_damage_of_a_folder_that_took_more_pictures(hasher, tmp_path):
     order = [moved.index(path) for path in paths]
     np.testing.assert_array_equal(again.packed[order], codes.packed)
     CodesFolder.open(out).verify()
+
+
+def damage(out, number):
+    (out / f"shard-{number:05d}.codes.npy").write_bytes(b"damaged")
+
+
+def test_codes_are_not_dropped_that_cannot_be_made_again(hasher, photos, tmp_path):
+    paths = sorted(str(path) for path in photos.glob("*/*"))
+    out = tmp_path / "codes"
+    encode_source(hasher, paths[:4], out, QUIET)
+    damage(out, 0)
+    before = contents(out)
+    with pytest.raises(DataError, match=r"shard-00000 .* damaged, and 4 of its 4 pictures are not in a list any more"):
+        encode_source(hasher, paths[4:8], out, QUIET)
+    assert contents(out) == before
+    assert encode_source(hasher, paths[:4], out, QUIET)["n"] == 4
+    encode_source(hasher, paths[4:8], out, QUIET)
+    damage(out, 0)
+    with pytest.raises(DataError, match="4 of its 4 pictures are not in a list"):
+        encode_source(hasher, paths[4:8], out, QUIET)
+    assert encode_source(hasher, paths[:8], out, QUIET)["n"] == 8
+    CodesFolder.open(out).verify()
+    assert sorted(read(out)[1]) == paths[:8]
+
+
+def test_damage_of_what_was_there_before_the_list_that_is_at_work(hasher, tmp_path):
+    photos, out = make_photos(tmp_path / "photos"), tmp_path / "codes"
+    encode_source(hasher, str(photos), out, QUIET, shard_size=8)
+    for i in range(10):
+        colours(50 + i).save(photos / "cats" / f"new{i}.png")
+    with pytest.raises(Interrupted):
+        encode_source(interrupt_after(hasher, 1), str(photos), out, QUIET, shard_size=8)
+    damage(out, 1)
+    assert encode_source(hasher, str(photos), out, QUIET, shard_size=8)["n"] == 30
+    codes, paths = read(out)
+    assert sorted(paths) == sorted(str(path) for path in photos.glob("*/*"))
+    np.testing.assert_array_equal(codes.packed, hasher.encode(paths).packed)
+
+
+def test_the_list_is_gone_and_shards_with_it(hasher, tmp_path):
+    """As after a crash between the discovery of damage and its repair."""
+    photos, out = make_photos(tmp_path / "photos"), tmp_path / "codes"
+    encode_source(hasher, str(photos), out, QUIET, shard_size=8)
+    folder = CodesFolder.open(out)
+    folder.drop(folder.shards[:1])
+    colours(50).save(photos / "cats" / "new.png")
+    assert encode_source(hasher, str(photos), out, QUIET, shard_size=8)["n"] == 21
+    assert sorted(read(out)[1]) == sorted(str(path) for path in photos.glob("*/*"))
+
+
+def test_what_was_skipped_is_tried_again_once_its_file_is_another(hasher, photos, tmp_path):
+    paths = [str(tmp_path / name) for name in ("broken.png", "late.png")]
+    colours(1).save(tmp_path / "good.png")
+    Path(paths[0]).write_bytes(b"no picture")
+    listed = tmp_path / "list.txt"
+    listed.write_text("\n".join([str(tmp_path / "good.png"), *paths]))
+    out = tmp_path / "codes"
+    for _ in range(2):
+        result = encode_source(hasher, str(listed), out, QUIET)
+        assert (result["n"], result["n_skipped"]) == (1, 2)
+    time.sleep(0.02)
+    for number, path in enumerate(paths):
+        colours(number).save(path)
+    result = encode_source(hasher, str(listed), out, QUIET)
+    assert (result["n"], result["n_skipped"]) == (3, 0) and CodesFolder.open(out).skipped() == []
+    assert encode_source(hasher, str(listed), out, QUIET) == result
+
+
+def test_a_folder_of_an_earlier_version(hasher, photos, tmp_path):
+    out = tmp_path / "codes"
+    encode_source(hasher, str(photos), out, QUIET)
+    manifest = json.loads((out / "manifest.json").read_text())
+    del manifest["list"]["first_shard"]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    before = contents(out)
+    encode_source(hasher, str(photos), out, QUIET)
+    require_complete([CodesFolder.open(out)])
+    assert contents(out) == before
 
 
 def test_another_list_on_standard_input(hasher, photos, tmp_path, monkeypatch):

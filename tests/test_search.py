@@ -406,7 +406,7 @@ def test_queries_that_no_file_can_be(searcher, tmp_path):
 
 def test_an_engine_without_codes_is_refused(made, tmp_path):
     pytest.importorskip("faiss", reason='the engine needs: pip install "hashlens[faiss]"')
-    with pytest.raises(UsageError, match=r"has no codes at .*typo; copy them there with: hashlens index copy"):
+    with pytest.raises(UsageError, match=r"has no codes there; copy them with: hashlens index copy .*typo"):
         app(
             ["search", f"{made.index}", "00000", "--engine", "faiss", "--at", f"{tmp_path / 'typo'}"],
             standalone_mode=False,

@@ -278,7 +278,7 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path):
         CodesFolder.create(tmp_path, n_bits=12, model=MODEL)
     assert list(contents(tmp_path)) == ["holiday.jpg"]
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StorageError, match="--out"):
+    with pytest.raises(StorageError, match="choose another place"):
         CodesFolder.create(tmp_path / "file", n_bits=12, model=MODEL)
 
 
@@ -392,8 +392,7 @@ def test_the_list_is_there_until_all_is_done(tmp_path):
     assert folder.changed(other) and not folder.changed(pictures)
     assert folder.pictures().equals(pictures)
     (tmp_path / "list.parquet").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"not those that .* was begun with, and the list of those is gone"):
-        folder.pictures()
+    assert folder.pictures() is None
     folder = CodesFolder.create(tmp_path, pictures=pictures, **how)  # given again, so written again
     assert folder.pictures().equals(pictures)
     folder.append(some_codes(5), pictures)

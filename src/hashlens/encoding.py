@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
 from hashlens.codes import Codes
 from hashlens.data import Columns
@@ -30,7 +29,7 @@ from hashlens.data.listing import ListedImages, Listing, list_pictures
 from hashlens.errors import DataError, MismatchError, Stopped, StorageError, UsageError
 from hashlens.files import alone_in, require_room
 from hashlens.progress import Progress
-from hashlens.shards import MANIFEST, SHARD_SIZE, CodesFolder, describe_model
+from hashlens.shards import MANIFEST, SHARD_SIZE, CodesFolder, Shard, describe_model, is_among
 from hashlens.threads import blocks, work_ahead
 
 if TYPE_CHECKING:
@@ -150,11 +149,10 @@ def begin(
         part=part,
         skipped=listing.skipped if part[0] == 1 else [],  # once is enough
     )
-    was_done, damaged = folder.done, folder.damaged()
+    damaged = folder.damaged()
+    pictures = _pictures(folder, listing, [shard for shard, _ in damaged], progress)
     for shard, damage in damaged:
         progress.say(f"{shard.name} is damaged ({damage}): made again, {shard.n:,} pictures")
-    folder.drop(shard for shard, _ in damaged)
-    pictures = _pictures(folder, listing, was_done, progress)
     missing = folder.missing()
     n = folder.n_listed if missing else len(folder) + folder.n_skipped
     new = "new " if missing and folder.first_shard else ""
@@ -170,36 +168,67 @@ def begin(
     return folder, pictures
 
 
-def _pictures(folder: CodesFolder, listing: Listing, was_done: bool, progress: Progress) -> pa.Table:
-    """The list of the folder: that which it was begun with or, when that is done, what it has not got yet."""
+def _pictures(folder: CodesFolder, listing: Listing, damaged: list[Shard], progress: Progress) -> pa.Table:
+    """The list of the folder without its damaged shards.
+
+    It is that which was begun or, when that is done or gone, all that has no code yet.
+    """
     given = listing.table
-    if not folder.changed(given):
-        return given
+    same, begun_with = not folder.changed(given), folder.pictures()
+    if same:
+        begun_with = given
+    of_list = all(shard.number >= folder.first_shard for shard in damaged)
     if folder.part != (1, 1) or listing.images is not None:  # the other parts must have the same list
-        progress.say(
-            f"note: the pictures of {folder.source} are not those that {folder.path} was begun with, which are encoded;"
-            " encode new ones into another folder, with --out"
-        )
-        return given if was_done and folder.done else folder.pictures()
-    is_new = folder.lacks(given)
-    if was_done:
-        new = given.filter(pa.array(is_new))
-        if len(new) or not folder.done:
-            folder.grow(new, listing.skipped)
-        return new
-    begun_with = folder.pictures()
+        if not same:
+            progress.say(
+                f"note: the pictures of {folder.source} are not those that {folder.path} was begun with, which are"
+                " encoded; encode new ones into another folder, with --out"
+            )
+        folder.drop(damaged)
+        if folder.missing() and begun_with is None:
+            raise folder.list_is_gone()
+        return given if begun_with is None else begun_with
+    if same and of_list:
+        folder.drop(damaged)
+        return given
     # where a tar file was, anything may be now; a list without a name may be another one
-    if (folder.source in ("-", A_LIST) or "offset" in given.column_names) and not _has_all(given, begun_with):
+    loose = folder.source in ("-", A_LIST) or "offset" in given.column_names
+    if not folder.done and begun_with is not None and loose and not _has_all(given, begun_with):
         raise MismatchError(
             f"{folder.path} was begun with another list of pictures; give the same, or choose another --out"
         )
-    is_new &= ~pa.compute.is_in(given["path"], value_set=begun_with["path"].combine_chunks()).to_numpy()
-    if is_new.any():
-        progress.say(
-            f"note: {is_new.sum():,} pictures came after {folder.path} was begun; when this is done, the same command"
-            " encodes them"
-        )
-    return begun_with
+    if not folder.done and begun_with is not None and of_list:
+        folder.drop(damaged)
+        n_new = int((folder.lacks(given) & ~is_among(given["path"], [begun_with["path"]])).sum())
+        if n_new:
+            progress.say(
+                f"note: {n_new:,} pictures came after {folder.path} was begun; when this is done, the same command"
+                " encodes them"
+            )
+        return begun_with
+    _require_pictures(damaged, given, folder)
+    whole = [shard for shard in folder.shards if shard not in damaged]
+    new = given.filter(pa.array(folder.lacks(given, whole)))
+    n_gone = sum(int((~is_among(shard.paths(), [given["path"]])).sum()) for shard in whole)
+    if n_gone:
+        progress.say(f"note: {n_gone:,} pictures of {folder.path} are no longer in {folder.source}; their codes stay")
+    if len(new) or damaged or not folder.done:
+        folder.grow(new, listing.skipped, without=damaged)
+    return new
+
+
+def _require_pictures(damaged: list[Shard], given: pa.Table, folder: CodesFolder) -> None:
+    """Refuse to drop codes that could not be made again."""
+    for shard in damaged:
+        try:
+            paths = shard.paths()
+        except DataError:  # nobody knows what they were
+            continue
+        if lost := int((~is_among(paths, [given["path"]])).sum()):
+            raise DataError(
+                f"{shard.name} in {folder.path} is damaged, and {lost:,} of its {shard.n:,} pictures are not in"
+                f" {folder.source} any more; give a source that has them, or choose another --out"
+            )
 
 
 def _has_all(given: pa.Table, wanted: pa.Table) -> bool:

@@ -134,12 +134,15 @@ def require_own(folder: Path, signs: Sequence[str], what: str) -> None:
 
 
 def require_kind(path: Path, begins: bytes, what: str) -> None:
-    """Refuse to replace a file that does not begin as ours do."""
+    """Refuse to replace a file that does not begin as ours do; an empty one is nobody's loss."""
     try:
+        if not path.is_file():  # a pipe, say, would be waited for
+            return
         with path.open("rb") as file:
-            if file.read(len(begins)).lower() == begins.lower():
-                return
-    except OSError:  # not there; or it cannot be written either, and that is said then
+            found = file.read(len(begins))
+    except OSError:  # it cannot be written either, and that is said then
+        return
+    if not found or found.lower() == begins.lower():
         return
     raise UsageError(f"{path} is there already and is no {what}; choose another name")
 

@@ -55,8 +55,8 @@ def run(
     with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     require_room(out, 200_000_000, "a run")
-    write_json(out / "config.json", config)
     protocol.save(out / "split.json")
+    write_json(out / "config.json", config)
     write_csv(out / "skipped.csv", ["path", "reason"], source.skipped)
 
     seconds: dict[str, float] = {}

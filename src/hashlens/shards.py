@@ -10,7 +10,8 @@ codes/
 Only what the manifest names counts. It is replaced after the files of a shard have reached the disk, so that whenever
 the power fails there are whole shards and, perhaps, files that are removed when the folder is next opened for writing.
 The same pictures and model make the same files, byte for byte, however often the work was interrupted. A folder that is
-done can take more pictures: they are a new list, whose shards come after those that are there.
+done can take more pictures: they are a new list, whose shards come after those that are there. So are pictures of a
+damaged shard whose list is gone.
 
 Part i/n of a list is a folder with those of its shards whose number leaves i - 1 when divided by n. Parts are made
 without knowing of each other; `open_together` puts their shards in order again.
@@ -37,7 +38,7 @@ import pyarrow.parquet as pq
 
 from hashlens.codes import Codes
 from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
-from hashlens.files import replacing, sha256, storage_errors, sync, write_json
+from hashlens.files import replacing, sha256, storage_errors, sync, write_csv, write_json
 from hashlens.threads import blocks
 
 FORMAT = "hashlens codes folder 1"
@@ -79,6 +80,13 @@ class Shard:
         except (OSError, ValueError, EOFError, pa.ArrowException, HashlensError) as error:
             raise self._damaged(str(error)) from error
         return codes, items
+
+    def paths(self) -> pa.ChunkedArray:
+        """The paths of its pictures."""
+        try:
+            return pq.read_table(self.files[1], columns=["path"])["path"]
+        except (OSError, pa.ArrowException) as error:
+            raise self._damaged(str(error)) from error
 
     def require_whole(self) -> None:
         """Refuse a shard whose files are not as they were written."""
@@ -122,7 +130,7 @@ class CodesFolder:
         self.done: bool = manifest["done"]
         self.shards = [Shard(path, self.n_bits, **shard) for shard in manifest["shards"]]
         self._skipped_size: int = manifest["skipped"]["size"]
-        self._dropped: bool = manifest.get("dropped", False)  # whether a shard that was here is made again
+        self._dropped: bool = manifest.get("dropped", False)  # whether pictures that were here are tried again
 
     @classmethod
     def open(cls, path: Path | str) -> CodesFolder:
@@ -209,7 +217,7 @@ class CodesFolder:
             content = (self.path / SKIPPED).read_bytes()[: self._skipped_size]  # the rest does not count (yet)
         except FileNotFoundError:
             return []
-        rows = csv.reader(io.StringIO(content.decode(), newline=""))
+        rows = csv.reader(io.StringIO(content.decode(errors="replace"), newline=""))
         return [(row[0], row[1]) for row in list(rows)[1:] if len(row) == 2]
 
     def damaged(self) -> list[tuple[Shard, str]]:
@@ -231,13 +239,16 @@ class CodesFolder:
         """Whether these are not the pictures that the folder was begun with."""
         return self.list is None or content_hash(given) != self.list["sha256"]
 
-    def pictures(self) -> pa.Table:
-        """The list that the folder was begun with."""
+    def pictures(self) -> pa.Table | None:
+        """The list that the folder was begun with, if it is still there."""
         with suppress(OSError, pa.ArrowException):
             table = pq.read_table(pa.BufferReader((self.path / LIST).read_bytes()))
             if not self.changed(table):
                 return table
-        raise DataError(
+        return None
+
+    def list_is_gone(self) -> DataError:
+        return DataError(
             f"the pictures of {self.source} are not those that {self.path} was begun with, and the list of those is"
             f" gone; {ANOTHER}"
         )
@@ -245,7 +256,7 @@ class CodesFolder:
     @property
     def first_shard(self) -> int:
         """The number of the shard that the list begins with: not 0 if the folder was done before and took more."""
-        return 0 if self.list is None else self.list["first_shard"]
+        return 0 if self.list is None else self.list.get("first_shard", 0)
 
     def missing(self) -> list[int]:
         """Numbers of the shards that this part of the list still needs."""
@@ -254,17 +265,33 @@ class CodesFolder:
         end = self.first_shard - (-self.n_listed // self.shard_size)
         return [number for number in range(self.first_shard + i - 1, end, n_parts) if number not in there]
 
-    def lacks(self, given: pa.Table) -> np.ndarray:
-        """Which of these pictures, by their paths, have no code here and were not skipped, (n,) bool."""
-        paths = [pq.read_table(shard.files[1], columns=["path"])["path"].combine_chunks() for shard in self.shards]
-        known = pa.concat_arrays([*paths, pa.array([path for path, _ in self.skipped()], pa.string())])
-        return ~pa.compute.is_in(given["path"], value_set=known).to_numpy()
+    def lacks(self, given: pa.Table, shards: Sequence[Shard] | None = None) -> np.ndarray:
+        """Which of these pictures, by their paths, have no code in these shards (in all), (n,) bool.
 
-    def grow(self, pictures: pa.Table, skipped: Skipped = ()) -> None:
-        """Take a new list of pictures to a folder that was done."""
+        Those that were skipped do not count, unless their files were changed, or came, since.
+        """
+        shards = self.shards if shards is None else shards
+        tried = [path for path, _ in self.skipped() if not self._changed_since(path)]
+        return ~is_among(given["path"], [*(shard.paths() for shard in shards), pa.chunked_array([tried], pa.string())])
+
+    def _changed_since(self, path: str) -> bool:
+        try:
+            return Path(path).stat().st_ctime_ns > (self.path / SKIPPED).stat().st_mtime_ns
+        except (OSError, ValueError):
+            return False
+
+    def grow(self, pictures: pa.Table, skipped: Skipped = (), without: Sequence[Shard] = ()) -> None:
+        """Begin a new list of pictures, which have no code here, and forget the shards `without` in the same step."""
         last = max([shard.number for shard in self.shards], default=-1)
+        self.shards = [shard for shard in self.shards if shard not in without]
+        again = set(pictures["path"].to_pylist())
+        before = [row for row in self.skipped() if row[0] not in again]
+        if len(before) < self.n_skipped:  # those that are tried again
+            write_csv(self.path / SKIPPED, ("path", "reason"), before)
+            self.n_skipped, self._skipped_size = len(before), (self.path / SKIPPED).stat().st_size
         _write(self.path / LIST, parquet(pictures))
-        self._skip([row for row in skipped if row not in set(self.skipped())])
+        self._dropped = True
+        self._skip(skipped)
         self.list, self.done = _describe_list(pictures, last + 1), False
         self._commit()
 
@@ -454,7 +481,7 @@ def require_complete(folders: Sequence[CodesFolder]) -> None:
             )
         i, n_parts = folder.part
         alike = [other for other in folders if other.part[1] == n_parts and other.source == folder.source]
-        if n_parts > 1 and len({str(other.list) for other in alike}) > 1:
+        if n_parts > 1 and len({str(other.list and other.list["sha256"]) for other in alike}) > 1:
             raise MismatchError(
                 f"the parts of {folder.source} were made from different lists of pictures; encode them all anew"
             )
@@ -501,6 +528,13 @@ def _write(path: Path, content: bytes) -> str:
     with replacing(path) as temporary:
         temporary.write_bytes(content)
     return hashlib.sha256(content).hexdigest()
+
+
+def is_among(paths: pa.ChunkedArray, known: Iterable[pa.ChunkedArray]) -> np.ndarray:
+    """Which of these paths are known, (n,) bool."""
+    chunks = [chunk.cast(pa.large_string()) for column in known for chunk in column.chunks]  # they may be gigabytes
+    there = pa.chunked_array(chunks, pa.large_string())
+    return pa.compute.is_in(paths.cast(pa.large_string()), value_set=there).to_numpy()
 
 
 def _describe_list(pictures: pa.Table, first_shard: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import hashlens.index.folder
 from hashlens import Codes
 from hashlens.errors import DataError, MismatchError, UsageError
 from hashlens.files import alone_in
@@ -76,10 +77,10 @@ def test_remove_and_compact(folder, rng):
     assert_same(answers(IndexFolder.open(folder.path), query), before)
     assert folder.item(150) is None and folder.item(152)["path"] == "photos/152.jpg"
 
-    size = sum(len(content) for content in files(folder).values())
+    size = sum(len(content) for name, content in files(folder).items() if "part" in name)
     assert folder.compact() == 4
     assert len(folder.facts["parts"]) == 1 and folder.facts["removed"] is None
-    assert sum(len(content) for content in files(folder).values()) < size
+    assert sum(len(content) for name, content in files(folder).items() if "part" in name) < size
     for index in (folder, IndexFolder.open(folder.path)):
         assert_same(answers(index, query), before)
         assert index.item(152)["path"] == "photos/152.jpg" and index.item(151) is None
@@ -106,11 +107,30 @@ def test_what_was_removed_can_be_added_again(folder, rng):
     codes, items = made(rng, 10)
     folder.add(codes, items, only_new=True)
     folder.remove([303, 307])
-    assert folder.add(codes, items, only_new=True).tolist() == [310, 311]
-    folder.compact()
+    assert len(folder.add(codes, items, only_new=True)) == 0  # not by mistake
+    assert folder.add(codes, items, only_new=True, again=True).tolist() == [310, 311]
     folder.remove([310])
-    assert folder.add(codes, items, only_new=True).tolist() == [312]
+    assert folder.compact() == 3 and folder.facts["removed"] is None
+    for index in (folder, IndexFolder.open(folder.path)):
+        assert len(index.add(codes, items, only_new=True)) == 0
+    assert folder.add(codes, items, only_new=True, again=True).tolist() == [312]
     assert folder.item(312) == {"id": 312, **items.slice(3, 1).to_pylist()[0]}
+    folder.remove([301])
+    folder.compact()
+    assert len(IndexFolder.open(folder.path).add(codes, items, only_new=True)) == 0
+    assert folder.verify() == 4
+
+
+def test_pictures_that_are_there_are_looked_at_once(folder, rng, monkeypatch):
+    n_keys = []
+    own = hashlens.index.folder.picture_keys
+    monkeypatch.setattr(
+        hashlens.index.folder, "picture_keys", lambda *given: n_keys.append(len(given[0])) or own(*given)
+    )
+    shards = [made(rng, 20, start=start) for start in range(0, 100, 20)]
+    for shard in [*shards, *shards]:
+        folder.add(*shard, only_new=True)
+    assert len(folder) == 400 and sum(n_keys) == 300 + 2 * 100
 
 
 def test_another_code_of_a_path_and_another_path_of_a_code_are_new(folder, rng):

@@ -33,7 +33,10 @@ def features(
     from hashlens.features import backbone_of, picture_features
     from hashlens.files import replacing, require_kind, require_room, write_csv
 
+    paths, skipped = out.with_suffix(".paths.csv"), out.with_suffix(".skipped.csv")
     require_kind(out, NPY, "file of features")
+    for listed in (paths, skipped):
+        require_kind(listed, b"path", "list of pictures")
     progress = Progress(quiet)
     opened = open_source(source, from_file=from_file, progress=progress.say, labelled=False)
     for warning in opened.warnings:
@@ -42,7 +45,6 @@ def features(
     require_room(out.parent, found.nbytes, "the features")
     with replacing(out) as temporary, temporary.open("wb") as file:
         np.save(file, found)
-    paths, skipped = out.with_suffix(".paths.csv"), out.with_suffix(".skipped.csv")
     write_csv(paths, ["path"], ([name] for name in opened.images.names))
     result = {"n": len(found), "n_features": found.shape[1], "kind": backbone_of(kind), "out": str(out)}
     result |= {"paths": str(paths), "n_skipped": len(opened.skipped)}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hashlens.cli.options import JSON, QUIET
+from hashlens.cli.options import JSON, QUIET, without_secrets
 from hashlens.errors import UsageError
 from hashlens.files import quoted
 from hashlens.progress import Progress
@@ -41,18 +40,24 @@ def build(
         index = IndexFolder.open(out)
     else:
         index = IndexFolder.create(out, folders[0].n_bits, folders[0].model)
-    _add(index, codes, Progress(quiet), as_json)
+    _add(index, codes, False, Progress(quiet), as_json)
 
 
 @index_app.command()
-def add(index: INDEX, codes: CODES, as_json: JSON = False, quiet: QUIET = False) -> None:
-    """Add codes to an index; pictures that are in it already, with the same path and code, are not added again."""
+def add(
+    index: INDEX,
+    codes: CODES,
+    again: Annotated[bool, typer.Option("--again", help="Add also what was removed from the index.")] = False,
+    as_json: JSON = False,
+    quiet: QUIET = False,
+) -> None:
+    """Add codes to an index; pictures that are in it, with the same path and code, or were removed, are left out."""
     from hashlens.index.folder import IndexFolder
 
-    _add(IndexFolder.open(index), codes, Progress(quiet), as_json)
+    _add(IndexFolder.open(index), codes, again, Progress(quiet), as_json)
 
 
-def _add(index: IndexFolder, codes: list[Path], progress: Progress, as_json: bool) -> None:
+def _add(index: IndexFolder, codes: list[Path], again: bool, progress: Progress, as_json: bool) -> None:
     from hashlens.shards import open_together, require_complete, shards_in_order
 
     folders = open_together(codes)
@@ -64,14 +69,15 @@ def _add(index: IndexFolder, codes: list[Path], progress: Progress, as_json: boo
         for shard in shards:
             shard.require_whole()
             codes_of, items = shard.load()
-            added += len(index.add(codes_of, items, only_new=True))
+            added += len(index.add(codes_of, items, only_new=True, again=again))
             advance(shard.n)
     result = {"added": added, "n": len(index), "n_bits": index.n_bits, "index": str(index.path)}
     if as_json:
         print(json.dumps(result))
         return
     known = sum(shard.n for shard in shards) - added
-    print(f"{added:,} codes added to {index.path}" + (f", {known:,} were there already" if known else ""))
+    why = "were there already" if again or not index.has_removed else "were there already or had been removed"
+    print(f"{added:,} codes added to {index.path}" + (f", {known:,} {why}" if known else ""))
     print(f"{len(index):,} pictures of {index.n_bits} bits\nnext     hashlens search {quoted(index.path)} picture.jpg")
 
 
@@ -149,8 +155,8 @@ def copy(
     print(f"{result['added']:,} codes copied to {engine}{known}")
     if result["n"] > len(folder):
         print(f"{result['n'] - len(folder):,} that are no longer in {index} are still there")
-    at = re.sub(r"(//[^:/@]*):[^@]*@", r"\1@", to)  # a password is not for the screen
-    place = f"--engine {engine} --at {quoted(at)}" + (f" --collection {quoted(collection)}" if collection else "")
+    place = f"--engine {engine} --at {without_secrets(to)}"
+    place += f" --collection {quoted(collection)}" if collection else ""
     print(f"next     hashlens search {quoted(index)} picture.jpg {place}")
 
 

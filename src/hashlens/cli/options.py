@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hashlens.files import quoted
 from hashlens.progress import Progress
 
 if TYPE_CHECKING:
@@ -43,6 +44,11 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield lambda: asked
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def without_secrets(address: str) -> str:
+    """The address of an engine as a shell takes it; one that may hold a password is not for the screen."""
+    return "ADDRESS" if "@" in address or "password" in address.lower() else quoted(address)
 
 
 def typed(context: typer.Context) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hashlens.cli.options import COLUMN, JSON, QUIET, TABLES, interruptible
+from hashlens.cli.options import COLUMN, JSON, QUIET, TABLES, interruptible, without_secrets
 from hashlens.errors import UsageError
 from hashlens.files import quoted, require_kind
 from hashlens.progress import Progress
@@ -142,7 +142,7 @@ def search(
     if html is not None:
         require_kind(html, PAGE, "page")
     searcher = open_searcher(index, model, engine=_engine(index, engine, at, collection))
-    small = Pictures(searcher.index, pictures)
+    small = None if html is None else Pictures(searcher.index, pictures)
     searcher.warm_up()  # so that the times are those of searching, not of compiling
     answers, n_read = [], 0
     for name, asked in queries(query):
@@ -155,17 +155,17 @@ def search(
             continue
         n_read += 1
         print(json.dumps({"name": name, **answer}) if as_json else describe_answer(name, answer))
-        if html is not None:
+        if small is not None:
             answers.append((name, asked, answer))
     if not n_read:
         raise UnreadablePicture(f"no picture in {query} can be read; give another folder")
-    if html is not None:
+    if html is not None and small is not None:
         n_missing = write_page(html, answers, small)
         print(f"page     {html}", file=sys.stderr)
         if n_missing:
             print(
-                f"note: {n_missing:,} pictures are not where they were encoded, below {small.base}; say with --pictures"
-                " where their paths start",
+                f"note: {n_missing:,} pictures are not shown: they are not below {small.base}, or cannot be read;"
+                " --pictures says where their paths start",
                 file=sys.stderr,
             )
 
@@ -210,7 +210,7 @@ def _engine(index: Path, name: str | None, at: str | None, collection: str | Non
     engine = open_engine(name, IndexFolder.open(index).n_bits, at or "", collection=collection)
     if not len(engine):
         raise UsageError(
-            f"the engine {name} has no codes at {at}; copy them there with: hashlens index copy {quoted(index)}"
-            f" --engine {name} --to {quoted(at or '')}"
+            f"the engine {name} has no codes there; copy them with: hashlens index copy {quoted(index)} --engine {name}"
+            f" --to {without_secrets(at or '')}"
         )
     return engine

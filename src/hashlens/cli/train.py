@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hashlens.hashers.base import Hasher
 
 app = typer.Typer()
-RUN = ("config.json", "split.json")  # what every run begins with
+RUN = ("split.json",)  # what a run begins with
 
 
 @app.command()
@@ -169,6 +169,8 @@ def train(
         config = _config(source, protocol, seed, method, params) | given(asked)
         out = out or Path("runs") / f"{Path(source).resolve().name}-{method}-{bits}"
         require_own(out, RUN, "run")
+        if (out / "cells").exists():
+            raise UsageError(f"{out} is the folder of a comparison; choose another --out")
         if (out / "result.json").exists():
             raise UsageError(f"{out} holds a finished run; choose another --out or remove that folder")
         if (out / "checkpoint.safetensors").exists() and load_config(out) != json.loads(json.dumps(config)):

@@ -6,6 +6,7 @@ INDEX/
   part-00000.items.arrow  path and labels of each code, mapped into memory
   part-00000.ids.npy      (n,) int64, only after `compact`; otherwise ids are first_id, first_id + 1, …
   removed-00001.npy       sorted ids that are no longer there
+  forgotten-00002.npy     sorted keys (known.py) of pictures that were removed and are not in a part any more
 
 A change writes new files first and index.json last; two processes do not change an index at the same time. Files of
 these names that index.json does not name were left by a crash and are deleted by the next change. Ids never change and
@@ -46,8 +47,8 @@ from hashlens.index.known import KnownPictures, picture_keys
 from hashlens.index.pieces import PIECE
 
 FORMAT = "hashlens index 2"
-FILE = re.compile(r"part-\d{5,}\.(pieces\.npy|items\.arrow|ids\.npy)|removed-\d{5,}\.npy")
-TEMPORARY = re.compile(r"\.(part-\d{5,}|removed-\d{5,}|index)\..+\.tmp")
+FILE = re.compile(r"part-\d{5,}\.(pieces\.npy|items\.arrow|ids\.npy)|(removed|forgotten)-\d{5,}\.npy")
+TEMPORARY = re.compile(r"\.(part-\d{5,}|removed-\d{5,}|forgotten-\d{5,}|index)\..+\.tmp")
 ITEMS = pa.schema([("path", pa.string()), ("labels", pa.list_(pa.string()))])
 
 
@@ -71,6 +72,7 @@ class IndexFolder:
             "next_file": 0,
             "parts": [],
             "removed": None,
+            "forgotten": None,
         }
         with alone_in(path):
             if (path / "index.json").exists():
@@ -107,14 +109,20 @@ class IndexFolder:
     def n_bits(self) -> int:
         return self.facts["n_bits"]
 
+    @property
+    def has_removed(self) -> bool:
+        """Whether pictures were ever removed."""
+        return bool(self.facts["removed"] or self.facts["forgotten"])
+
     def changed(self) -> bool:
         """Whether another process has changed the index since; this one still answers as before."""
         return stamp(self.path) not in (self._stamp, None)
 
-    def add(self, codes: Codes, items: pa.Table, *, only_new: bool = False) -> np.ndarray:
-        """Add codes with their paths and labels; with `only_new` not those whose path and code are there already.
+    def add(self, codes: Codes, items: pa.Table, *, only_new: bool = False, again: bool = False) -> np.ndarray:
+        """Add codes with their paths and labels; returns the new ids, none if nothing was added.
 
-        Returns the new ids; none if nothing was added.
+        With `only_new` a picture, that is a path with its code, that is there is not added, nor one that was removed,
+        unless it is to be there `again`.
         """
         if codes.n_bits != self.n_bits:
             raise MismatchError(f"{self.path} holds codes of {self.n_bits} bits, these have {codes.n_bits}")
@@ -126,6 +134,8 @@ class IndexFolder:
                 known = self._known_pictures()
                 keys = picture_keys(codes.pieces(), items.column("path"))
                 is_new = known.new(keys)
+                if not again:
+                    is_new &= ~np.isin(keys, self._removed_keys())
                 codes, items, keys = codes[is_new], items.filter(pa.array(is_new)), keys[is_new]
             if not len(codes):
                 return np.empty(0, np.int64)
@@ -133,7 +143,7 @@ class IndexFolder:
             with self._change() as facts:
                 facts["parts"].append(self._write_part(codes.pieces().T, items, first))
                 facts["next_id"] += len(codes)
-            if known is not None:
+            if known is not None:  # the change has made us forget it
                 known.add(keys)
                 self._known = known
         return np.arange(first, first + len(codes))
@@ -146,14 +156,14 @@ class IndexFolder:
             if len(there):
                 removed = np.union1d(self._removed(), there)
                 with self._change() as facts:
-                    name = f"removed-{facts['next_file']:05d}.npy"
-                    self._save(name, removed)
-                    facts["removed"] = {"name": name, "n": len(removed), "sha256": sha256(self.path / name)}
-                    facts["next_file"] += 1
+                    facts["removed"] = self._save_numbered("removed", removed, facts)
         return len(there)
 
     def compact(self) -> int:
-        """Write everything that is still there into one part; returns the number of codes whose room was given back."""
+        """Write everything that is still there into one part; returns the number of codes whose room was given back.
+
+        8 bytes of each that was removed are kept, so that it is not added again by mistake.
+        """
         with self._alone():
             self.verify()  # what is damaged would be written anew, with a checksum that says that it is whole
             return self._compact()
@@ -166,8 +176,11 @@ class IndexFolder:
         pieces = [part.pieces[:, places] for part, places in zip(self.index.parts, alive, strict=True)]
         ids = [part.ids(places) for part, places in zip(self.index.parts, alive, strict=True)]
         items = [self.items(number).take(places) for number, places in enumerate(alive)]
+        removed = np.unique(self._removed_keys())
         with self._change() as facts:
             facts["parts"] = []
+            if len(removed):
+                facts["forgotten"] = self._save_numbered("forgotten", removed, facts)
             if len(self):
                 part = self._write_part(np.concatenate(pieces, axis=1), pa.concat_tables(items), np.concatenate(ids))
                 facts["parts"] = [part]
@@ -287,18 +300,34 @@ class IndexFolder:
             "sha256": {kind: sha256(self.path / f"{name}.{kind}") for kind in kinds},
         }
 
+    def _save_numbered(self, kind: str, array: np.ndarray, facts: dict[str, Any]) -> dict[str, Any]:
+        name = f"{kind}-{facts['next_file']:05d}.npy"
+        facts["next_file"] += 1
+        self._save(name, array)
+        return {"name": name, "n": len(array), "sha256": sha256(self.path / name)}
+
     def _save(self, name: str, array: np.ndarray) -> None:
         with replacing(self.path / name) as temporary, temporary.open("wb") as file:
             np.save(file, array)
 
     def _known_pictures(self) -> KnownPictures:
-        if self._known is not None:
-            return self._known
-        known = KnownPictures()
+        """Those that are there."""
+        if self._known is None:
+            self._known = KnownPictures()
+            for number, part in enumerate(self.index.parts):
+                keys = picture_keys(part.pieces.T, self.items(number).column("path"))
+                self._known.add(keys[part.alive] if len(part.alive) else keys)
+        return self._known
+
+    def _removed_keys(self) -> np.ndarray:
+        """Those that were removed, now or before `compact`."""
+        forgotten = self.facts["forgotten"]
+        keys = [np.load(self.path / forgotten["name"]) if forgotten else np.empty(0, np.int64)]
         for number, part in enumerate(self.index.parts):
-            keys = picture_keys(part.pieces.T, self.items(number).column("path"))
-            known.add(keys[part.alive] if len(part.alive) else keys)
-        return known
+            if len(part.alive):
+                places = np.flatnonzero(~part.alive)
+                keys.append(picture_keys(part.pieces[:, places].T, self.items(number).column("path").take(places)))
+        return np.concatenate(keys)
 
     def _map(self) -> HammingIndex:
         self._known = None
@@ -331,8 +360,8 @@ class IndexFolder:
             for part in self.facts["parts"]
             for kind, digest in part["sha256"].items()
         ]
-        removed = self.facts["removed"]
-        return files + ([(removed["name"], removed["sha256"])] if removed else [])
+        lists = [self.facts[kind] for kind in ("removed", "forgotten") if self.facts[kind]]
+        return files + [(one["name"], one["sha256"]) for one in lists]
 
 
 def stamp(path: Path) -> tuple[int, int] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import numpy as np
 import pyarrow as pa
 
@@ -11,9 +13,8 @@ ROWS = 65_536  # whose paths are Python strings at once
 
 
 class KnownPictures:
-    """A set of pictures, each known by its path and its code: 8 bytes a picture.
+    """A set of pictures: 8 bytes for each.
 
-    The numbers that stand for pictures are Python's hashes, other ones in each process: they are not for the disk.
     Sorted arrays of about doubling sizes keep adding cheap and leave few to look into.
     """
 
@@ -38,11 +39,14 @@ class KnownPictures:
 
 
 def picture_keys(pieces: np.ndarray, paths: pa.ChunkedArray) -> np.ndarray:
-    """A number for each picture, equal for the same path and code; `pieces` are (n, n_pieces)."""
+    """(n,) int64, the same for the same path and code, in every process; `pieces` are (n, n_pieces) as in an index."""
     keys = np.empty(len(pieces), np.int64)
     for rows in blocks(len(pieces), ROWS):
         codes = np.ascontiguousarray(pieces[rows])
         each = codes.view(f"V{codes.dtype.itemsize * codes.shape[1]}")[:, 0].tolist()
         names = paths.slice(rows.start, rows.stop - rows.start).to_pylist()
-        keys[rows] = [hash(picture) for picture in zip(names, each, strict=True)]
+        digests = [
+            blake2b(code + name.encode(), digest_size=8).digest() for code, name in zip(each, names, strict=True)
+        ]
+        keys[rows] = np.frombuffer(b"".join(digests), np.int64)
     return keys

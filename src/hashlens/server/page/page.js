@@ -36,7 +36,7 @@ function draw(name, facts = {}, ...children) {
 function readState() {
   const given = new URLSearchParams(location.search);
   const whole = (name) => (/^\d{1,15}$/.test(given.get(name) ?? "") ? Number(given.get(name)) : null);
-  return { id: whole("id"), code: given.get("code"), k: whole("k") || 20, radius: whole("radius"), label: given.get("label") };
+  return { id: whole("id"), code: given.get("code"), k: Math.min(whole("k") || 20, info?.limits.max_k ?? Infinity), radius: whole("radius"), label: given.get("label") };
 }
 
 function address(state) {
@@ -114,7 +114,7 @@ async function run() {
   $("radius").value = state.radius ?? "";
   $("label").value = state.label ?? "";
   if (state.id === null && !state.code) return showNothing();
-  const body = { k: Math.min(state.k, info?.limits.max_k ?? state.k) };
+  const body = { k: state.k };
   if (state.code) body.code = state.code;
   else body.id = state.id;
   if (state.radius !== null) body.radius = state.radius;
