@@ -77,10 +77,10 @@ def test_remove_and_compact(folder, rng):
     assert_same(answers(IndexFolder.open(folder.path), query), before)
     assert folder.item(150) is None and folder.item(152)["path"] == "photos/152.jpg"
 
-    size = sum(len(content) for name, content in files(folder).items() if "part" in name)
+    size = sum(len(content) for name, content in files(folder).items() if "pieces" in name)
     assert folder.compact() == 4
     assert len(folder.facts["parts"]) == 1 and folder.facts["removed"] is None
-    assert sum(len(content) for name, content in files(folder).items() if "part" in name) < size
+    assert sum(len(content) for name, content in files(folder).items() if "pieces" in name) < size
     for index in (folder, IndexFolder.open(folder.path)):
         assert_same(answers(index, query), before)
         assert index.item(152)["path"] == "photos/152.jpg" and index.item(151) is None
