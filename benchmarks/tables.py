@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-FIGURES = ("cifar10-gist", "mirflickr-shallow")  # comparisons that are drawn
+FIGURES = ("cifar10-gist", "mirflickr-shallow", "mirflickr-networks")  # comparisons that are drawn
 VARIANTS = ("-resnet50", "-triplets")  # how the names of other runs than the usual ones end
 SETTINGS = {"cifar10-1": "CIFAR-10, setting 1", "cifar10-2": "CIFAR-10, setting 2"}
 

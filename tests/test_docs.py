@@ -72,6 +72,12 @@ def test_what_is_said_of_the_comparisons():
     dtsh = maps("mirflickr")["dtsh"]
     for method, at in maps("mirflickr-shallow").items():
         assert all(at[n] < dtsh[n] for n in dtsh), method
+    networks = maps("mirflickr-networks")
+    for method, at in maps("mirflickr-shallow").items():
+        assert all(at[n] < networks["dtsh"][n] for n in at), method
+    for n, own_map in networks["dtsh"].items():
+        assert own_map < networks["dsrh"][n] < networks["dpsh"][n] < own_map + 0.02
+        assert networks["dpsh"][n] == max(at[n] for at in networks.values())
 
 
 def test_every_command_in_readme_exists():

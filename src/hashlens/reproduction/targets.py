@@ -321,7 +321,7 @@ def port(plan: Plan, runner: Runner) -> Section:
     named = NamedTable("port", "DTSH and its well-known port, one difference at a time", map_table(done, labels))
     write_table(runner.out, named, [done])
     notes = [
-        "both on the network of these runs and its last blocks, not on the whole of CNN-F or AlexNet",
+        "both on the network of these runs, without its frozen blocks, not on the whole of CNN-F or AlexNet",
         "the port's clamp of T to [-100, 50], outside of which it has no gradient, is not among the six",
     ]
     return Section("port", "The port's six differences", plan.scale.name, outcomes, [named], [], notes, [_split(done)])
