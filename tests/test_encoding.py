@@ -775,6 +775,16 @@ def test_what_was_skipped_is_tried_again_once_its_file_is_another(hasher, photos
     assert encode_source(hasher, str(listed), out, QUIET) == result
 
 
+def test_a_mended_picture_of_a_folder_gets_its_code(hasher, tmp_path):
+    photos, out = make_photos(tmp_path / "photos"), tmp_path / "codes"
+    (photos / "cats" / "00.png").write_bytes(b"no picture")
+    assert encode_source(hasher, str(photos), out, QUIET)["n_skipped"] == 1
+    time.sleep(0.02)
+    colours(7).save(photos / "cats" / "00.png")
+    result = encode_source(hasher, str(photos), out, QUIET)
+    assert (result["n"], result["n_skipped"]) == (20, 0)
+
+
 def test_a_folder_of_an_earlier_version(hasher, photos, tmp_path):
     out = tmp_path / "codes"
     encode_source(hasher, str(photos), out, QUIET)

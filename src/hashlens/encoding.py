@@ -188,7 +188,8 @@ def _pictures(folder: CodesFolder, listing: Listing, damaged: list[Shard], progr
         if folder.missing() and begun_with is None:
             raise folder.list_is_gone()
         return given if begun_with is None else begun_with
-    if same and of_list:
+    mended = folder.done and not damaged and folder.n_skipped > 0 and folder.lacks(given).any()
+    if same and of_list and not mended:
         folder.drop(damaged)
         return given
     # where a tar file was, anything may be now; a list without a name may be another one
@@ -209,8 +210,8 @@ def _pictures(folder: CodesFolder, listing: Listing, damaged: list[Shard], progr
     _require_pictures(damaged, given, folder)
     whole = [shard for shard in folder.shards if shard not in damaged]
     new = given.filter(pa.array(folder.lacks(given, whole)))
-    n_gone = sum(int((~is_among(shard.paths(), [given["path"]])).sum()) for shard in whole)
-    if n_gone:
+    n_gone = sum(shard.n for shard in whole) - is_among(given["path"], [shard.paths() for shard in whole]).sum()
+    if n_gone > 0:
         progress.say(f"note: {n_gone:,} pictures of {folder.path} are no longer in {folder.source}; their codes stay")
     if len(new) or damaged or not folder.done:
         folder.grow(new, listing.skipped, without=damaged)
