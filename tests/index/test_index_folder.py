@@ -131,6 +131,20 @@ def test_pictures_that_are_there_are_looked_at_once(folder, rng, monkeypatch):
     for shard in [*shards, *shards]:
         folder.add(*shard, only_new=True)
     assert len(folder) == 400 and sum(n_keys) == 300 + 2 * 100
+    folder.remove(np.arange(10))
+    n_keys.clear()
+    for shard in shards:
+        folder.add(*shard, only_new=True)
+    assert sum(n_keys) == 400 + 10 + 100
+
+
+def test_an_index_of_an_earlier_version(folder, rng):
+    file = folder.path / "index.json"
+    facts = json.loads(file.read_text())
+    del facts["forgotten"]
+    file.write_text(json.dumps(facts))
+    index = IndexFolder.open(folder.path)
+    assert index.verify() == 6 and len(index.add(*made(rng, 3), only_new=True)) == 3
 
 
 def test_another_code_of_a_path_and_another_path_of_a_code_are_new(folder, rng):

@@ -59,6 +59,7 @@ class IndexFolder:
         self.path = path
         self.facts = facts
         self._known: KnownPictures | None = None  # once it is asked for, until something is removed
+        self._gone: tuple[Any, np.ndarray] | None = None  # what was removed, and their keys
         self.index = self._map()
         self._stamp = stamp(path)
 
@@ -87,7 +88,7 @@ class IndexFolder:
     def open(cls, path: Path) -> Self:
         try:
             before = stamp(path)
-            facts = json.loads((path / "index.json").read_text(encoding="utf-8"))
+            facts = _read_facts(path)
             if facts["format"] != FORMAT:
                 raise MismatchError(f"{path} has the format {facts['format']!r}, this version reads {FORMAT!r}")
             folder = cls(path, facts)
@@ -253,7 +254,7 @@ class IndexFolder:
     def _alone(self) -> Iterator[None]:
         """Within, no other process changes the index; what others changed before is known, what they left is gone."""
         with alone_in(self.path):
-            facts = json.loads((self.path / "index.json").read_text(encoding="utf-8"))
+            facts = _read_facts(self.path)
             if facts != self.facts:
                 self.facts = facts
                 self.index = self._map()
@@ -322,12 +323,16 @@ class IndexFolder:
     def _removed_keys(self) -> np.ndarray:
         """Those that were removed, now or before `compact`."""
         forgotten = self.facts["forgotten"]
+        of = (self.facts["removed"], forgotten)
+        if self._gone is not None and self._gone[0] == of:
+            return self._gone[1]
         keys = [np.load(self.path / forgotten["name"]) if forgotten else np.empty(0, np.int64)]
         for number, part in enumerate(self.index.parts):
             if len(part.alive):
                 places = np.flatnonzero(~part.alive)
                 keys.append(picture_keys(part.pieces[:, places].T, self.items(number).column("path").take(places)))
-        return np.concatenate(keys)
+        self._gone = of, np.concatenate(keys)
+        return self._gone[1]
 
     def _map(self) -> HammingIndex:
         self._known = None
@@ -362,6 +367,10 @@ class IndexFolder:
         ]
         lists = [self.facts[kind] for kind in ("removed", "forgotten") if self.facts[kind]]
         return files + [(one["name"], one["sha256"]) for one in lists]
+
+
+def _read_facts(path: Path) -> dict[str, Any]:
+    return {"forgotten": None} | json.loads((path / "index.json").read_text(encoding="utf-8"))
 
 
 def stamp(path: Path) -> tuple[int, int] | None:
