@@ -27,7 +27,7 @@ RUNS = {
     "train-size": SAME,
     "examples": SAME,
     # the authors' rates need their 100 epochs (with 10, MAP was 0.20), hours if more than the hash layer is trained
-    "port": [*SAME[:-1], "18"],
+    "port": ["--scale", "full", "--seeds", "1", "--frozen-blocks", "18"],
     "unseen": [*SAME, "--bits", "12,48"],
 }
 

@@ -174,9 +174,8 @@ def _pictures(folder: CodesFolder, listing: Listing, damaged: list[Shard], progr
     It is that which was begun or, when that is done or gone, all that has no code yet.
     """
     given = listing.table
-    same, begun_with = not folder.changed(given), folder.pictures()
-    if same:
-        begun_with = given
+    same = not folder.changed(given)
+    begun_with = given if same else folder.pictures()
     of_list = all(shard.number >= folder.first_shard for shard in damaged)
     if folder.part != (1, 1) or listing.images is not None:  # the other parts must have the same list
         if not same:
