@@ -2,39 +2,45 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
+TRAIN := $(VENV)/.train
+DEV := $(VENV)/.dev
 
 .PHONY: demo test check bench setup fix results clean
 
-demo: $(READY)        ## train DTSH on CIFAR-10, print MAP, write hashlens-demo/
+demo: $(TRAIN)        ## train DTSH on CIFAR-10, print MAP, write hashlens-demo/
 	$(BIN)/hashlens demo
 
-test: $(READY)        ## formatting, lint, types and all tests
-	$(MAKE) check
+test: check           ## formatting, lint, types and all tests
 	$(BIN)/pytest --numprocesses auto --dist loadfile
 
-check: $(READY)       ## formatting, lint and types
+check: $(DEV)         ## formatting, lint and types
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
 
-bench: $(READY)       ## ratios against the usual ways, in one process each
+bench: $(DEV)         ## speed ratios, each measured in one process with its peer
 	$(BIN)/python -m benchmarks.bench
 	$(BIN)/python -m benchmarks.search_bench
 
-results: $(READY)     ## rebuild the tables in README from benchmarks/results
+results: $(DEV)       ## rebuild the tables in README and docs from benchmarks/results
 	$(BIN)/python -m benchmarks.tables --write
 
-fix: $(READY)
+fix: $(DEV)           ## format, and fix what the linter can
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
 
-setup: $(READY)
+setup: $(DEV)
 
-$(READY): pyproject.toml constraints.txt
+$(TRAIN): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $(READY)
+	$(INSTALL) '.[train]'
+	touch $(TRAIN)
+
+$(DEV): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) '.[dev]'
+	touch $(DEV) $(TRAIN)
 
 clean:
 	rm -rf $(VENV) hashlens-demo runs

@@ -24,15 +24,15 @@ from torch.nn import functional as F
 from hashlens.codes import Codes
 from hashlens.data import make_protocol, open_source
 from hashlens.data.labels import Labels
-from hashlens.hashers.deep.dtsh import DTSH, TripletLikelihood
+from hashlens.features.networks.inference import prepare_cpu, set_layout
+from hashlens.hashers.deep.dtsh import DTSH, DTSHLoss
 from hashlens.hashers.deep.training import Training, train
-from hashlens.metrics import evaluate_codes, evaluate_ranking
-from hashlens.networks.inference import prepare_cpu, set_layout
 from hashlens.progress import Progress
+from hashlens.results.metrics import evaluate_codes, evaluate_ranking
 
 
 def seconds(work: Callable[[], object], repeats: int = 3) -> float:
-    """The best of several, after one to warm up: noise only ever adds."""
+    """The best of several runs, after one to warm up: noise only adds time."""
     work()
     times = []
     for _ in range(repeats):
@@ -42,15 +42,15 @@ def seconds(work: Callable[[], object], repeats: int = 3) -> float:
     return min(times)
 
 
-def by_turns(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The best of several of each, one after the other, so that a slow moment of the machine is everybody's."""
+def alternating(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """The best of several runs of each; runs alternate, so that a slow moment of the machine affects all."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds + 1):
         for name, work in works.items():
             start = time.perf_counter()
             work()
             times[name].append(time.perf_counter() - start)
-    return {name: min(taken[1:]) for name, taken in times.items()}  # the first was to warm up
+    return {name: min(taken[1:]) for name, taken in times.items()}  # the first is a warm-up
 
 
 def show(what: str, ours: float, usual: float, limit: str) -> None:
@@ -96,11 +96,11 @@ def loss() -> None:
     rng = np.random.default_rng(0)
     labels = Labels.of(rng.integers(0, 10, 256))
     start = torch.from_numpy(rng.standard_normal((256, 32)).astype(np.float32))
-    likelihood = TripletLikelihood(16, 1 / 225)
+    likelihood = DTSHLoss(32)
 
     def ours() -> torch.Tensor:
         u = start.clone().requires_grad_()
-        likelihood(u, labels, np.arange(256))[0].backward()
+        likelihood(u, labels).backward()
         assert u.grad is not None
         return u.grad
 
@@ -132,9 +132,9 @@ def epoch() -> None:
     prepare_cpu()
     images, labels, hasher = _cifar10(1_280)
     hasher._build(images)
-    inputs, network = hasher._inputs(images, "cpu", "float32", Progress(quiet=True))
+    inputs, network = hasher._inputs(images, "cpu", Progress(quiet=True))
     set_layout(network, torch.channels_last).train()
-    loss_of = TripletLikelihood(16, 1 / 225)
+    loss_of = DTSHLoss(32)
     training = Training(epochs=2, batch_size=hasher.training.batch_size)
     batches = [np.arange(i, i + training.batch_size) for i in range(0, len(labels), training.batch_size)]
     rng = np.random.default_rng(0)
@@ -146,14 +146,14 @@ def epoch() -> None:
             network(x).sum().backward()
 
     def ours() -> float:
-        rows = train(network, loss_of, inputs, labels, training, seed=0, device="cpu", precision="float32")
+        rows = train(network, loss_of, inputs, labels, training, seed=0, device="cpu")
         return min(row["seconds"] for row in rows)
 
     floor, whole = math.inf, math.inf
-    for _ in range(4):  # by turns, against drift
+    for _ in range(4):  # alternating, against drift
         floor, whole = min(floor, seconds(bare, 1)), min(whole, ours())
     print(
-        f"training epoch of {len(labels):,} pictures\n  ours {whole:.2f} s, bare forward and backward {floor:.2f} s:"
+        f"training epoch of {len(labels):,} images\n  ours {whole:.2f} s, bare forward and backward {floor:.2f} s:"
         f" {whole / floor - 1:+.1%} overhead"
     )
     a = torch.randn(2048, 1152)
@@ -168,7 +168,7 @@ def time_to_map(goal: float = 0.765) -> None:
     source = open_source("cifar10", progress=print)
     protocol = make_protocol(source)
     images, labels = source.images[protocol.train], source.labels[protocol.train]
-    part = protocol.database[:5_000]  # enough to tell where MAP stands; its time is not counted
+    part = protocol.database[:5_000]  # enough to estimate MAP; its time is not counted
 
     def score(hasher: DTSH) -> float:
         codes = [hasher.encode(source.images[rows]) for rows in (protocol.query, part)]
@@ -191,7 +191,7 @@ def time_to_map(goal: float = 0.765) -> None:
         )
         steps = epochs * (len(images) // 64)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [1e-3, 5e-3], total_steps=steps)
-        loss_of = TripletLikelihood(16, 1 / 225)
+        loss_of = DTSHLoss(32)
         rng = np.random.default_rng(0)
         network.train()
         for _ in range(epochs):
@@ -199,7 +199,7 @@ def time_to_map(goal: float = 0.765) -> None:
             for i in range(0, len(order) - 63, 64):
                 rows = order[i : i + 64]
                 x = torch.from_numpy(pixels[rows])
-                value, _ = loss_of(network(x.flip(2) if rng.random() < 0.5 else x), labels[rows], rows)
+                value = loss_of(network(x.flip(2) if rng.random() < 0.5 else x), labels[rows])
                 optimizer.zero_grad()
                 value.backward()
                 optimizer.step()
@@ -220,7 +220,7 @@ def time_to_map(goal: float = 0.765) -> None:
         own, there = reached("ours", ours, epochs)
         if there:
             break
-    # the other takes minutes an epoch: from 3 epochs down while they are enough, else up, and no longer than it matters
+    # the other takes minutes per epoch: fewer than 3 epochs while they suffice, else more, as long as it matters
     taken, enough = reached("whole network", usual, 3)
     more = (2, 1) if enough else (4, 6, 8)
     for epochs in more:
@@ -244,7 +244,7 @@ def _cifar10(n: int) -> tuple[object, Labels, DTSH]:
 
 
 def _forget_features() -> None:
-    """So that the time to compute the frozen part is counted."""
+    """Clear the cache, so that the time to compute the frozen part is counted."""
     import shutil
 
     from hashlens.files import cache_dir

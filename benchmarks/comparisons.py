@@ -2,8 +2,8 @@
 
     python -m benchmarks.comparisons [NAME ...]
 
-Cells are kept in bench/NAME, so that what was stopped goes on. A comparison on MIRFLICKR-25K needs its folder in the
-variable MIRFLICKR and is passed over without it. Networks on CIFAR-10 are compared by benchmarks.reproduction.
+Cells are kept in bench/NAME, so that rerunning resumes. A comparison on MIRFLICKR-25K needs its folder in the variable
+MIRFLICKR and is skipped without it. Networks on CIFAR-10 are compared by benchmarks.reproduction.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def main() -> None:
         sys.exit(f"error: there is no comparison {unknown[0]}; choose from {', '.join(RUNS)}")
     for name in names:
         if (HERE / f"{name}.json").exists():
-            print(f"{name} is there", flush=True)
+            print(f"{name} exists", flush=True)
             continue
         command = ["hashlens", "compare", *RUNS[name]]
         place = os.environ.get("MIRFLICKR", "")
         if MIRFLICKR in command and not place:
-            print(f"{name} needs the folder of MIRFLICKR-25K in the variable MIRFLICKR: passed over", flush=True)
+            print(f"{name} needs the folder of MIRFLICKR-25K in the variable MIRFLICKR: skipped", flush=True)
             continue
         print(" ".join(command), flush=True)
         arguments = [place if word == MIRFLICKR else word for word in command[1:]]

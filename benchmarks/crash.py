@@ -1,12 +1,12 @@
-"""Killed at random moments: a command and a number in, whether its files end as if nothing had happened out.
+"""Kill a command at random moments and check that rerunning it gives the same files as an undisturbed run.
 
     python -m benchmarks.crash [encode] [add] [remove] [--moments 20] [--seed 0]
 
-A case prepares a folder and has a command that may be given again until it ends well. The command runs once without
-interruption; then, each time in a fresh copy, it is killed (SIGKILL) somewhere between its first write and its end,
-what it left is checked, and it is given again. Every file it writes must be the same, byte for byte. Moments are
-counted in files, and only between two of them in time, so that they are spread evenly on a busy machine too; early
-moments are more frequent, since the end of a process takes longer than its writing.
+A case prepares a folder and has a command that can be rerun until it succeeds. The command runs once without
+interruption; then, each time in a fresh copy, it is killed (SIGKILL) somewhere between its first write and its end, the
+files it left are checked, and it is rerun. Every file it writes must be the same, byte for byte. Moments are counted in
+files, and only between two of them in time, so that they are spread evenly on a busy machine too; early moments are
+more frequent, because exiting takes longer than writing.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ import pyarrow as pa
 from PIL import Image
 
 from hashlens.codes import Codes
-from hashlens.hashers import make_hasher
+from hashlens.codes.folder import MANIFEST, CodesFolder
+from hashlens.hashers.methods import make_hasher
 from hashlens.index.folder import IndexFolder
-from hashlens.shards import MANIFEST, CodesFolder
 
-N_PICTURES = 300
+N_IMAGES = 300
 N_CODES, N_SHARDS = 5_000, 30  # a shard, and shards to add
 MODEL = {"fingerprint": "0" * 64, "name": "crash"}
 
@@ -42,17 +42,17 @@ class Case:
     prepare: Callable[[Path], None]  # make what the command needs
     command: list[str]  # the arguments of hashlens, run in that folder
     folder: str  # what it writes
-    check: Callable[[Path], str]  # what it left when it was killed: an exception if it cannot be used, else a few words
+    check: Callable[[Path], str]  # of the files a killed command left: raises if they are unusable, else describes them
 
 
 def prepare_encode(place: Path) -> None:
-    """Pictures, some of them bad, and a model that takes them at a few hundred a second."""
+    """Images, some of them unreadable, and a model that encodes a few hundred per second."""
     rng = np.random.default_rng(0)
     (place / "photos").mkdir()
-    for i in range(N_PICTURES):
+    for i in range(N_IMAGES):
         Image.fromarray(rng.integers(0, 256, (40, 32, 3), np.uint8)).save(place / "photos" / f"{i:04d}.png")
         if i % 50 == 7:
-            (place / "photos" / f"{i:04d}.png").write_bytes(b"no picture")
+            (place / "photos" / f"{i:04d}.png").write_bytes(b"not an image")
     pixels = [rng.integers(0, 256, (32, 32, 3), np.uint8) for _ in range(50)]
     make_hasher("lsh", n_bits=48, features="gist").fit(pixels).save(place / "hasher")
 
@@ -63,7 +63,7 @@ def check_codes(folder: Path) -> str:
     codes = CodesFolder.open(folder)
     codes.verify()
     n = sum(len(part) for part, _ in codes)
-    return f"{len(codes.shards)} whole shards, {n} codes"
+    return f"{len(codes.shards)} complete shards, {n} codes"
 
 
 def shard(number: int) -> tuple[Codes, pa.Table]:
@@ -72,11 +72,11 @@ def shard(number: int) -> tuple[Codes, pa.Table]:
 
 
 def prepare_add(place: Path) -> None:
-    """An index that holds something, and codes to add to it."""
+    """An index that is not empty, and codes to add to it."""
     IndexFolder.create(place / "index", 48, MODEL).add(*shard(0))
     codes = CodesFolder.create(place / "codes", n_bits=48, model=MODEL, shard_size=N_CODES)
     for number in range(1, N_SHARDS + 1):
-        codes.append(*shard(number))
+        codes.add(*shard(number))
     codes.finish()
 
 
@@ -91,9 +91,10 @@ def prepare_remove(place: Path) -> None:
 def check_index(folder: Path) -> str:
     index = IndexFolder.open(folder)
     index.verify()
-    paths = [index.item(int(id_)) for id_ in index.index.search(index.code(1), 3)[1][0]]
-    assert paths[0] is not None and paths[0]["path"] == "00/00001.jpg"
-    return f"{index.verify()} whole files, {len(index):,} codes"
+    codes, ids = next(index.batches(2))
+    paths = [item["path"] for item in index.lookup(index.search(codes[ids == 1], 1)[1]).values()]
+    assert paths == ["00/00001.jpg"]
+    return f"{index.verify()} intact files, {len(index):,} codes"
 
 
 CASES = {
@@ -118,7 +119,7 @@ def start(case: Case, place: Path) -> tuple[subprocess.Popen[bytes], float]:
 
 
 def kill(process: subprocess.Popen[bytes], folder: Path, n_files: int, seconds: float) -> bool:
-    """When there are so many files and so many seconds have passed; whether it was still running."""
+    """Kill the process at that many files plus that many seconds; gives whether it was still running."""
     while process.poll() is None and sum(1 for _ in folder.iterdir()) < n_files:
         time.sleep(0.001)
     time.sleep(seconds)
@@ -127,7 +128,7 @@ def kill(process: subprocess.Popen[bytes], folder: Path, n_files: int, seconds: 
 
 
 def names(folder: Path) -> set[str]:
-    """Of all files, temporary ones too: quick enough to see the first of them."""
+    """The number of all files, temporary ones too; quick enough to see the first of them."""
     return {entry.name for entry in os.scandir(folder)} if folder.exists() else set()
 
 
@@ -185,7 +186,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     if unknown := [name for name in asked.cases if name not in CASES]:
-        parser.error(f"there is no case {unknown[0]}; choose among {', '.join(CASES)}")
+        parser.error(f"there is no case {unknown[0]}; choose from {', '.join(CASES)}")
     results = []
     for name in asked.cases or CASES:
         with tempfile.TemporaryDirectory() as place:

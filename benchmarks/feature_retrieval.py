@@ -1,4 +1,4 @@
-"""How well fixed features retrieve before any hashing: MAP@5000 by cosine similarity on MIRFLICKR-25K.
+"""Retrieval with fixed features before any hashing: MAP@5000 by cosine similarity on MIRFLICKR-25K.
 
     MIRFLICKR=path/to/mirflickr25k python -m benchmarks.feature_retrieval
 
@@ -16,12 +16,11 @@ import numpy as np
 
 from hashlens.data import make_protocol, open_source
 from hashlens.data.labels import relevant
-from hashlens.features import picture_features
+from hashlens.features.extractor import image_features
+from hashlens.machine import blocks, machine, versions
 from hashlens.progress import Progress
-from hashlens.runs import machine, versions
-from hashlens.threads import blocks
 
-KINDS = ("efficientnet-lite0@112", "resnet50@112")  # the copy that was used has 128 pixels a side
+KINDS = ("efficientnet-lite0@112", "resnet50@112")  # the copy that was used has images of 128 pixels
 OUT = Path(__file__).parent / "results" / "features" / "mirflickr.json"
 
 
@@ -42,7 +41,7 @@ def main() -> None:
     assert protocol.topk is not None
     result = {"protocol": protocol.name, "split_hash": protocol.fingerprint(), "topk": protocol.topk, "map": {}}
     for kind in KINDS:
-        X = picture_features(source.images, kind, progress=Progress())
+        X = image_features(source.images, kind, progress=Progress())
         X = X / np.linalg.norm(X, axis=1, keepdims=True)
         database, labels = X[protocol.database], source.labels[protocol.database]
         parts = [

@@ -1,8 +1,8 @@
-"""Ten thousand odd requests made from the OpenAPI document: none may be answered with an error of the server's.
+"""Send ten thousand odd requests made from the OpenAPI document: none may cause a server error.
 
     python -m benchmarks.fuzz INDEX [--n 10000] [--seed 0]
 
-INDEX is a folder made by `hashlens index build`; ids and codes are searched for, and pictures if its model is found.
+INDEX is a folder made by `hashlens index build`; requests search by id and code, and by image if its model is found.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALLOWED = {200, 400, 404, 405, 409, 413, 415, 421, 422, 503}
 
 
 def fuzz(app: FastAPI, n: int, seed: int) -> dict[str, Any]:
-    """Send about n requests, spread over all addresses; what went wrong, and how many were answered how."""
+    """Send about n requests, spread over all addresses; gives the failures and the number of answers per status."""
     logging.getLogger("httpx").setLevel(logging.WARNING)
     schema = schemathesis.openapi.from_asgi("/openapi.json", app, headers={"Host": "127.0.0.1"})
     operations = [result.ok() for result in schema.get_all_operations()]
@@ -46,7 +46,7 @@ def fuzz(app: FastAPI, n: int, seed: int) -> dict[str, Any]:
             _from_document(operation, share, seed, send)
         _mutated(n - sum(statuses.values()), seed, send)
         if client.get("/healthz").status_code != 200:
-            failures.append("the server does not answer any more")
+            failures.append("the server no longer answers")
     return {"requests": sum(statuses.values()), "statuses": dict(sorted(statuses.items())), "failures": failures}
 
 
@@ -95,9 +95,9 @@ def _bytes(value: Any) -> Any:
 
 
 def _mutated(n: int, number: int, send: Any) -> None:
-    """Odd bodies, odd addresses and pictures with bytes changed: what no document describes."""
+    """Odd bodies, odd addresses and images with changed bytes: what the document does not describe."""
     rng = random.Random(number)
-    picture = _picture()
+    image = _image()
     words = [
         "3",
         "-1",
@@ -116,7 +116,7 @@ def _mutated(n: int, number: int, send: Any) -> None:
     for i in range(max(n, 0)):
         kind = i % 4
         if kind == 0:
-            content = bytearray(picture[: rng.randrange(1, len(picture) + 1)])
+            content = bytearray(image[: rng.randrange(1, len(image) + 1)])
             for _ in range(rng.randrange(0, 20)):
                 content[rng.randrange(len(content))] = rng.randrange(256)
             fields = {name: rng.choice(words) for name in ("k", "radius", "label") if rng.random() < 0.3}
@@ -135,7 +135,7 @@ def _mutated(n: int, number: int, send: Any) -> None:
             send(rng.choice(["POST", "PUT", "DELETE", "PATCH"]), "/v1/search", content=body, headers=header)
 
 
-def _picture() -> bytes:
+def _image() -> bytes:
     import io
 
     from PIL import Image

@@ -1,9 +1,9 @@
-"""Load: some clients ask a served index of random codes at once; how long answers take, and whether memory grows.
+"""Load test: several clients query a served index of random codes at once; measures latency and memory growth.
 
     python -m benchmarks.load [--n 1000000] [--clients 8] [--seconds 60] [--server http://127.0.0.1:8000] [--write]
 
-The index is made in a temporary folder and served by a process of its own, on this machine. With --server a running
-one is asked instead, by ids that it has. With --write the figures also go to benchmarks/results/speed/load.json.
+The index is made in a temporary folder and served by its own process on this machine. With --server a running one is
+queried instead, by ids that it has. With --write the figures also go to benchmarks/results/speed/load.json.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def make_index(folder: Path, n: int, n_bits: int, seed: int = 0) -> None:
     if n_bits % 8:
         bits[:, -1] &= 0xFF ^ (0xFF >> (n_bits % 8))
     index = IndexFolder.create(folder, n_bits, {"fingerprint": "0" * 64, "name": "random"})
-    index.add(Codes(bits, n_bits), pa.table({"path": [f"pictures/{i:09d}.jpg" for i in range(n)]}))
+    index.add(Codes(bits, n_bits), pa.table({"path": [f"images/{i:09d}.jpg" for i in range(n)]}))
 
 
 def ask(address: str, n: int, seconds: float, seed: int, times: list[float], errors: list[str]) -> None:
-    """One client: the next question when the last is answered."""
+    """One client: it sends the next query when the last is answered."""
     rng = np.random.default_rng(seed)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -69,9 +69,9 @@ def ask(address: str, n: int, seconds: float, seed: int, times: list[float], err
 
 
 def load(address: str, clients: int, seconds: float) -> dict[str, Any]:
-    """Let all clients ask for so long; what they saw, and the server's memory before and after."""
+    """Run all clients for `seconds`; gives what they measured, and the server's memory before and after."""
     n = json.load(urllib.request.urlopen(f"{address}/v1/info"))["n"]
-    for number in range(3):  # what is made at the first questions is no growth
+    for number in range(3):  # what the first queries allocate is not growth
         ask(address, n, 1.0, number, [], [])
     before = memory(address)
     times: list[float] = []
@@ -99,7 +99,7 @@ def load(address: str, clients: int, seconds: float) -> dict[str, Any]:
 def memory(address: str) -> int:
     with urllib.request.urlopen(f"{address}/metrics") as response:
         lines = response.read().decode().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("process_resident_memory_bytes"))
+    return next(int(float(line.split()[1])) for line in lines if line.startswith("process_resident_memory_bytes"))
 
 
 def main() -> None:

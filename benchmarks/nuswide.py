@@ -1,8 +1,8 @@
-"""NUS-WIDE at its full size without its pictures: the paper's split of the real ground truth, and MAP of random codes.
+"""NUS-WIDE at its full size without its images: the paper's split of the real ground truth, and MAP of random codes.
 
     python -m benchmarks.nuswide FOLDER [--write]
 
-FOLDER holds ConceptsList, Groundtruth and ImageList as published. With --write the figures also go to
+FOLDER contains ConceptsList, Groundtruth and ImageList as published. With --write the figures also go to
 benchmarks/results/speed/nuswide.json, from which a table of docs is made.
 """
 
@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from hashlens.codes import Codes
-from hashlens.data.nuswide import read_ground_truth
+from hashlens.data.kinds.nuswide import read_ground_truth
 from hashlens.data.protocols import PROTOCOLS
 from hashlens.errors import HashlensError
-from hashlens.metrics import evaluate_ranking
-from hashlens.threads import n_threads
+from hashlens.machine import n_threads
+from hashlens.results.metrics import evaluate_ranking
 
 FILE = Path(__file__).parent / "results" / "speed" / "nuswide.json"
 N_BITS = 48
@@ -31,7 +31,7 @@ def main(folder: str, write: bool) -> None:
     start = time.perf_counter()
     protocol = PROTOCOLS["nuswide-1"](known, 0)
     figures = {
-        "pictures": int(known.values.any(axis=1).sum()),
+        "images": int(known.values.any(axis=1).sum()),
         "queries": len(protocol.query),
         "searched": len(protocol.database),
         "training": len(protocol.train),
@@ -58,7 +58,7 @@ def main(folder: str, write: bool) -> None:
 if __name__ == "__main__":
     folders = [word for word in sys.argv[1:] if word != "--write"]
     if len(folders) != 1:
-        sys.exit("error: say where the ground truth of NUS-WIDE is: python -m benchmarks.nuswide FOLDER")
+        sys.exit("error: give the folder of NUS-WIDE's ground truth: python -m benchmarks.nuswide FOLDER")
     try:
         main(folders[0], "--write" in sys.argv)
     except HashlensError as error:

@@ -1,8 +1,8 @@
-"""The committed reproduction of the paper: runs the commands below and puts what they made into docs/reproduction.
+"""The committed reproduction of the paper: runs the commands below and copies their output to docs/reproduction.
 
     python -m benchmarks.reproduction [TARGET ...]
 
-Cells are kept in bench/reproduction, so that what was stopped goes on and what is finished is not computed again. All
+Cells are kept in bench/reproduction, so that rerunning resumes and finished cells are not computed again. All
 networks are EfficientNet-Lite0, whose last 3 of 18 blocks are trained, with one seed: many hours on two cores.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 CELLS = Path("bench") / "reproduction"
 DOCS = Path(__file__).parent.parent / "docs" / "reproduction"
 
-# name of the target: what its command has beside the name
+# name of the target: the rest of its command
 SAME = ["--scale", "full", "--seeds", "1", "--frozen-blocks", "15"]
 RUNS = {
     "table1": SAME,
@@ -40,7 +40,7 @@ def main() -> None:
         command = ["reproduce", name, *RUNS[name], "--out", f"{CELLS}"]
         print(" ".join(["hashlens", *command]), flush=True)
         subprocess.run([sys.executable, "-m", "hashlens", *command], check=True)
-    # the cells are large, the report has all that the others have once more, and photographs are best as PNG
+    # the cells are large, the report repeats the rest, and photographs are best as PNG
     left_out = shutil.ignore_patterns("comparisons", "report.html", "examples.svg", "examples.pdf")
     shutil.copytree(CELLS, DOCS, dirs_exist_ok=True, ignore=left_out)
 

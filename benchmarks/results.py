@@ -2,7 +2,7 @@
 
     python -m benchmarks.results [NAME ...]
 
-Each run starts from pictures: the cached outputs of frozen blocks are deleted before it, so that its time is honest.
+Each run starts from images: cached outputs of frozen blocks are deleted first, so that its time is honest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,18 @@ RUNS = {
     **{f"cifar10-1-dtsh-{n}": ["cifar10", "--bits", f"{n}"] for n in LENGTHS},
     "cifar10-1-dtsh-32-long": [
         *("cifar10", "--bits", "32"),
-        *("--image-size", "224", "--frozen-blocks", "11", "--epochs", "16", "--windows", "3", "--mirror"),
+        *(
+            "--image-size",
+            "224",
+            "--frozen-blocks",
+            "11",
+            "--epochs",
+            "16",
+            "--set",
+            "windows=3",
+            "--set",
+            "mirror=true",
+        ),
     ],
     "cifar10-2-dtsh-48": ["cifar10", "--bits", "48", "--protocol", "cifar10-2", "--image-size", "160"],
     "cifar10-1-dtsh-32-resnet50": ["cifar10", "--bits", "32", "--backbone", "resnet50", "--image-size", "96"],
@@ -36,7 +47,7 @@ RUNS = {
 
 
 def draw_triplets(path: Path, per_query: int = 200) -> None:
-    """Triplets of the training pictures of CIFAR-10, setting 1: what its labels say, without the labels."""
+    """Triplets of the training images of CIFAR-10, setting 1, that say what its labels say."""
     source = open_source("cifar10")
     rows = make_protocol(source).train
     classes = source.labels.values[rows]
@@ -55,7 +66,7 @@ def main() -> None:
     for name in names:
         path = HERE / f"{name}.json"
         if path.exists():
-            print(f"{name} is there", flush=True)
+            print(f"{name} exists", flush=True)
             continue
         command = ["hashlens", "train", *RUNS[name]]
         shutil.rmtree(cache_dir() / "features", ignore_errors=True)

@@ -3,7 +3,7 @@
     python -m benchmarks.search_bench [--write] [single] [batch] [radius] [cold] [encode]
 
 With --write the figures also go to benchmarks/results/speed/search.json, from which a table of docs is made. One thread
-unless said. The limit of a scan is the memory: what one thread reads when it only adds the numbers up.
+unless stated. The limit of a scan is memory bandwidth: what one thread reads when it only sums the numbers.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before faiss is loaded: i
 import numpy as np
 from numba import njit
 
-from benchmarks.bench import by_turns, seconds
+from benchmarks.bench import alternating, seconds
 from hashlens.codes import Codes
-from hashlens.index import HammingIndex
-from hashlens.runs import machine
+from hashlens.index.memory import HammingIndex
+from hashlens.machine import machine
 
 FILE = Path(__file__).parent / "results" / "speed" / "search.json"
 
@@ -40,7 +40,7 @@ def random_codes(n: int, n_bits: int, seed: int = 0) -> Codes:
 
 
 def faiss_flat(codes: Codes) -> Any:
-    """The exact binary index, codes padded to 8 bytes: it has no quick loop for 6."""
+    """The exact binary index, codes padded to 8 bytes: it has no fast loop for 6."""
     import faiss
 
     faiss.omp_set_num_threads(1)
@@ -56,7 +56,7 @@ def faiss_search(index: Any, use_heap: bool, packed: np.ndarray) -> object:
 
 @njit(nogil=True)
 def _read(words: np.ndarray) -> int:
-    """The quickest way: several places at once, as the rows of an index are read."""
+    """The fastest way: several places at once, as the rows of an index are read."""
     n = len(words) // 4
     a, b, c, d = words[:n], words[n : 2 * n], words[2 * n : 3 * n], words[3 * n : 4 * n]
     total = np.uint64(0)
@@ -67,12 +67,12 @@ def _read(words: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured, of ours and of the usual way, and what more there is to say."""
+    """One measurement: ours, the usual way, and a remark."""
 
     what: str
     ours: str
     usual: str
-    ratio: float | None  # how many times as fast ours is
+    ratio: float | None  # how many times faster ours is
     remark: str = ""
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ def single() -> Measured:
     theirs = other.search(packed, 100)
     assert np.array_equal(found[0], theirs[0]), "distances differ"
     words = index.parts[0].pieces.view(np.uint64).ravel()
-    times = by_turns(
+    times = alternating(
         {
             "ours": lambda: index.search(query[0], 100),
             **{f"use_heap={heap}": partial(faiss_search, other, heap, packed[:1]) for heap in (True, False)},
@@ -122,7 +122,7 @@ def batch() -> Measured:
     other = faiss_flat(database)
     packed = query.words().view(np.uint8)
     assert np.array_equal(index.search(query, 100)[0], other.search(packed, 100)[0]), "distances differ"
-    times = by_turns(
+    times = alternating(
         {
             "ours": lambda: index.search(query, 100),
             **{f"use_heap={heap}": partial(faiss_search, other, heap, packed) for heap in (True, False)},
@@ -147,13 +147,13 @@ def radius() -> Measured:
     index.add(database)
     plain = index.within(query, 2)
     scanned = seconds(lambda: index.within(query, 2), 3) / len(query)
-    index.prepare_radius()
+    index.build_tables()
     looked_up = index.within(query, 2)
     assert all(np.array_equal(a[1], b[1]) for a, b in zip(plain, looked_up, strict=True)), "results differ"
     quick = seconds(lambda: index.within(query, 2), 20) / len(query)
     return Measured(
         "within 2 bits, 10 million codes of 64 bits, 1 thread",
-        f"tables {quick * 1e6:.0f} µs a query",
+        f"tables {quick * 1e6:.0f} µs per query",
         f"our scan {scanned * 1e3:.1f} ms",
         scanned / quick,
     )
@@ -172,20 +172,20 @@ def cold() -> Measured:
         code = (
             "from pathlib import Path; from hashlens.index.folder import IndexFolder\n"
             f"index = IndexFolder.open(Path({folder!r}))\n"
-            "print(index.item(int(index.index.search(index.code(17), 10)[1][0, 0]))['path'])"
+            "print(next(iter(index.lookup(index.search(next(index.batches(1))[0], 1)[1]).values()))['path'])"
         )
         times = []
-        for _ in range(4):  # the first one compiles, once for all on a machine
+        for _ in range(4):  # the first one compiles; the result is cached on the machine
             start = time.perf_counter()
             done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
             times.append(time.perf_counter() - start)
-        assert done.stdout == "photos/0000017.jpg\n", done.stdout
+        assert done.stdout == "photos/0000000.jpg\n", done.stdout
     return Measured(
         "a new process opens a million codes and answers its first query",
         f"{min(times[1:]):.2f} s",
         "",
         None,
-        f"{times[0]:.2f} s the very first time, when loops are compiled",
+        f"{times[0]:.2f} s the first time, when loops are compiled",
     )
 
 
@@ -196,7 +196,7 @@ def encode(n: int = 1_000) -> Measured:
     from torch.utils.data import DataLoader, Dataset
 
     from hashlens.hashers.deep.dtsh import DTSH
-    from hashlens.threads import n_threads
+    from hashlens.machine import n_threads
 
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -228,8 +228,8 @@ def encode(n: int = 1_000) -> Measured:
         equal = (hasher.encode(paths).signs() > 0) == usual()
     return Measured(
         f"{n:,} JPEG files of 640 x 480, {hasher.backbone_} at {size} pixels, {n_threads()} threads",
-        f"{n / ours_time:.0f} pictures/s",
-        f"a torch DataLoader and eager torch {n / usual_time:.0f} pictures/s",
+        f"{n / ours_time:.0f} images/s",
+        f"a torch DataLoader and eager torch {n / usual_time:.0f} images/s",
         usual_time / ours_time,
         f"{equal.mean():.2%} of the bits equal",
     )

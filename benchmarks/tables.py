@@ -1,8 +1,8 @@
 """The tables of README and docs, made from benchmarks/results.
 
 python -m benchmarks.tables           print them
-python -m benchmarks.tables --write   put them between their markers, and draw the figures of docs/comparison.md; the
-                                      tests fail when a table is stale
+python -m benchmarks.tables --write   write them between their markers, and draw the figures of docs/comparison.md; the
+                                      tests fail when a table is out of date
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hashlens.comparison.figures import map_figure
-from hashlens.comparison.tables import as_markdown, method_name
-from hashlens.figures import INK, svg_style, svg_text
 from hashlens.files import write_text
-from hashlens.hashers import METHODS
+from hashlens.hashers.methods import METHODS
 from hashlens.progress import duration
+from hashlens.results.compare.figures import map_figure
+from hashlens.results.figures import INK, svg_style, svg_text
+from hashlens.results.tables import as_markdown, method_name
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -56,21 +56,21 @@ def variants() -> str:
     """Setting 1 at 32 bits with another network, or with triplets instead of labels."""
     names = ["cifar10-1-dtsh-32", *(f"cifar10-1-dtsh-32{variant}" for variant in VARIANTS)]
     rows = [
-        "| network | pixels | learnt from | MAP | tie-aware | time, cores | command |",
+        "| network | pixels | learned from | MAP | tie-aware | time, cores | command |",
         "|---|---:|---|---:|---:|---:|---|",
     ]
     results = load()
     for result in (results[name] for name in names if name in results):
-        learnt_from = "triplets" if "triplets" in result["config"] else "labels"
+        learned_from = "triplets" if "triplets" in result["config"] else "labels"
         rows.append(
-            f"| {result['backbone']} | {result['image_size']} | {learnt_from} | {result['map']:.3f} |"
+            f"| {result['backbone']} | {result['image_size']} | {learned_from} | {result['map']:.3f} |"
             f" {result['metrics']['map_tie_aware']:.3f} | {_time(result)} | `{result['command']}` |"
         )
     return "\n".join(rows)
 
 
 def features() -> str:
-    """How well fixed features retrieve by cosine similarity, before any hashing."""
+    """MAP of fixed features by cosine similarity, before any hashing."""
     found = json.loads((RESULTS / "features" / "mirflickr.json").read_text(encoding="utf-8"))
     rows = [f"| network | MAP@{found['topk']} by cosine similarity |", "|---|---:|"]
     return "\n".join([*rows, *(f"| {network} | {value:.3f} |" for network, value in found["map"].items())])
@@ -80,21 +80,18 @@ def methods() -> str:
     """All methods, as the command line lists them."""
     rows = ["| method | learns from | what it does | paper |", "|---|---|---|---|"]
     for name, method in METHODS.items():
-        learns_from = ("pictures" if method.takes == "images" else "features") + (
-            ", labels" if method.supervised else ""
-        )
-        rows.append(f"| `{name}` | {learns_from} | {method.summary} | {method.paper} |")
+        rows.append(f"| `{name}` | {method.learns_from} | {method.summary} | {method.paper} |")
     return "\n".join(rows)
 
 
 def comparison(name: str) -> str:
-    """A comparison of methods, as `hashlens compare` made it: its result.json, committed under this name."""
+    """A comparison of methods: the result.json of `hashlens compare`, committed under this name."""
     result = json.loads((RESULTS / "comparison" / f"{name}.json").read_text(encoding="utf-8"))
     return as_markdown(result).rstrip()
 
 
 def tie_aware(name: str, *chosen: str) -> str:
-    """Some methods of a comparison: MAP as the paper defines it and, in brackets, tie-aware."""
+    """Some methods of a comparison: MAP as the paper defines it and tie-aware MAP in brackets."""
     result = json.loads((RESULTS / "comparison" / f"{name}.json").read_text(encoding="utf-8"))
     lengths = [str(n) for n in result["bits"]]
     rows = [
@@ -117,11 +114,11 @@ def speed() -> str:
 
 
 def load_test() -> str:
-    """What `python -m benchmarks.load --write` saw."""
+    """What `python -m benchmarks.load --write` measured."""
     found = json.loads((RESULTS / "speed" / "load.json").read_text(encoding="utf-8"))
     before, after = (round(found[f"memory_{when}"] / 1e6) for when in ("before", "after"))
     rows = [
-        "| pictures | clients | answers | a second | half within | 99 % within | errors | memory before, after |",
+        "| images | clients | answers | per second | half within | 99 % within | errors | memory before, after |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|",
         f"| {found['n']:,} | {found['clients']} | {found['answers']:,} | {found['per_second']:.0f} |"
         f" {found['p50_ms']:.0f} ms | {found['p99_ms']:.0f} ms | {found['errors']} | {before} MB, {after} MB |",
@@ -132,10 +129,10 @@ def load_test() -> str:
 def nuswide() -> str:
     """What `python -m benchmarks.nuswide --write` counted and measured."""
     found = json.loads((RESULTS / "speed" / "nuswide.json").read_text(encoding="utf-8"))
-    counts = [f"{found[key]:,}" for key in ("pictures", "queries", "searched", "training")]
+    counts = [f"{found[key]:,}" for key in ("images", "queries", "searched", "training")]
     maps = [f"{found[f'map_at_{k}']:.3f} in {found[f'map_at_{k}_seconds']:.1f} s" for k in (5_000, 50_000)]
     rows = [
-        "| pictures with one of the 21 concepts | queries | searched | training | MAP@5000 | MAP@50000 |",
+        "| images with one of the 21 concepts | queries | searched | training | MAP@5000 | MAP@50000 |",
         "|---:|---:|---:|---:|---:|---:|",
         f"| {' | '.join([*counts, *maps])} |",
     ]
@@ -160,7 +157,7 @@ TABLES = {
 
 
 def filled(text: str) -> str:
-    """`text` with every table between `<!-- table NAME … -->` and `<!-- end -->` made anew."""
+    """`text` with every table between `<!-- table NAME … -->` and `<!-- end -->` replaced."""
 
     def table(match: re.Match[str]) -> str:
         name, *arguments = match[1].split()

@@ -10,24 +10,24 @@ import pyarrow as pa
 from PIL import Image
 
 from hashlens import DTSH, Training
+from hashlens.codes.export import export_onnx
+from hashlens.codes.model import ModelFolder
 from hashlens.data.images import as_images
-from hashlens.export import export_onnx
 from hashlens.index.folder import IndexFolder
 from hashlens.progress import Progress
-from hashlens.shards import describe_model
 
 N_BITS = 20  # not whole bytes
 
 
 @dataclass(frozen=True)
 class Made:
-    pictures: Path
+    images: Path
     model: Path
     exported: Path
     index: Path
 
 
-def make_pictures(folder: Path, n: int = 20) -> list[str]:
+def make_images(folder: Path, n: int = 20) -> list[str]:
     """n JPEGs of 96 x 72 for each of three classes, in folders; their paths."""
     from sklearn.datasets import load_digits, load_sample_images
 
@@ -50,13 +50,14 @@ def make_pictures(folder: Path, n: int = 20) -> list[str]:
 
 
 def make_index(folder: Path) -> Made:
-    made = Made(folder / "pictures", folder / "runs" / "made" / "model", folder / "exported", folder / "index")
-    paths = make_pictures(made.pictures)
+    made = Made(folder / "images", folder / "runs" / "made" / "model", folder / "exported", folder / "index")
+    paths = make_images(made.images)
     labels = [Path(path).parent.name for path in paths]
     hasher = DTSH(N_BITS, backbone="small-cnn", image_size=24, training=Training(epochs=1, batch_size=30))
     hasher.fit(paths, np.unique(labels, return_inverse=True)[1]).save(made.model)
-    export_onnx(made.model, made.exported, as_images(paths), Progress(quiet=True))
-    index = IndexFolder.create(made.index, N_BITS, describe_model(made.model))
+    small = as_images(as_images(paths).read(slice(None), 27))  # thousands of crops are checked: decode them once
+    export_onnx(made.model, made.exported, small, Progress(quiet=True))
+    index = IndexFolder.create(made.index, N_BITS, ModelFolder(made.model).describe())
     items = pa.table({"path": paths, "labels": pa.array([[label] for label in labels], pa.list_(pa.string()))})
     codes = hasher.encode(paths)
     index.add(codes[:30], items[:30])

@@ -32,9 +32,9 @@ def triplets_of(labels):
 
 def value_and_gradient(loss, u, labels, rows=None):
     u = torch.tensor(u, requires_grad=True)
-    value, figures = loss(u, labels, np.arange(len(u)) if rows is None else rows)
+    value = loss(u, labels, np.arange(len(u)) if rows is None else rows)
     value.backward()
-    return value.item(), u.grad.numpy(), figures
+    return value.item(), u.grad.numpy(), loss.figures
 
 
 def differences(function, x, step=1e-6):

@@ -11,8 +11,9 @@ import typer
 from benchmarks import tables
 from hashlens import __version__
 from hashlens.cli import app
-from hashlens.reproduction import TARGETS, finished_sections
-from hashlens.reproduction.page import markdown
+from hashlens.results.paper import finished_sections
+from hashlens.results.paper.page import markdown
+from hashlens.results.paper.targets import TARGETS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -50,7 +51,7 @@ def maps(name):
 
 
 def test_what_is_said_of_the_comparisons():
-    """docs/comparison.md: near the printed numbers with GIST, above them with learnt features, DTSH above all."""
+    """docs/comparison.md: near the printed numbers with GIST, above them with learned features, DTSH above all."""
     path = ROOT / "benchmarks" / "results" / "comparison"
     gist = maps("cifar10-gist") | maps("cifar10-gist-slow")
     printed = {}
@@ -91,7 +92,7 @@ def test_files_that_a_page_links_to_exist(page):
 
 
 def test_python_examples_run(tmp_path, monkeypatch):
-    """The README's Python blocks, on features instead of pictures so that nothing is downloaded."""
+    """The README's Python blocks, on features instead of images so that nothing is downloaded."""
     monkeypatch.chdir(tmp_path)
     train, search = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     rng = np.random.default_rng(0)

@@ -47,7 +47,7 @@ def test_an_exception_leaves_things_as_they_were(tmp_path, error, existing):
 def test_a_disk_that_fills_up_on_the_way(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with pytest.raises(StorageError, match=r"cannot write .*a\.txt: there is no room"), replacing(path) as temporary:
+    with pytest.raises(StorageError, match=r"cannot write .*a\.txt: the disk is full"), replacing(path) as temporary:
         temporary.write_text("half")
         raise OSError(errno.ENOSPC, "no space left on device")
     assert names(tmp_path) == ["a.txt"] and path.read_text() == "old"
@@ -85,13 +85,13 @@ def test_text_and_json(tmp_path):
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [
-        (errno.ENOSPC, "there is no room on the disk"),
+        (errno.ENOSPC, "the disk is full"),
         (errno.EDQUOT, "quota is used up"),
         (errno.EACCES, "permission denied"),
         (errno.EPERM, "permission denied"),
         (errno.EROFS, "read-only"),
         (errno.ENOTDIR, "part of that path is a file"),
-        (errno.EEXIST, "in the way"),
+        (errno.EEXIST, "exists"),
     ],
 )
 def test_storage_errors(code, sentence):
@@ -112,14 +112,14 @@ def test_other_errors_are_not_hidden():
 def test_a_file_in_the_path(tmp_path):
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "file" / "a.txt", tmp_path / "file" / "folder" / "a.txt"):
-        with pytest.raises(StorageError, match="choose another place"):
+        with pytest.raises(StorageError, match="choose another"):
             write_text(path, "y")
     assert names(tmp_path) == ["file"]
 
 
 def test_a_folder_in_the_way(tmp_path):
     (tmp_path / "a.txt").mkdir()
-    with pytest.raises(StorageError, match="in the way"):
+    with pytest.raises(StorageError, match="exists"):
         write_text(tmp_path / "a.txt", "y")
     assert names(tmp_path) == ["a.txt"]
 
@@ -135,7 +135,9 @@ def test_require_room(tmp_path, monkeypatch):
     monkeypatch.setattr(files.shutil, "disk_usage", disk_usage)
     require_room(tmp_path / "not" / "yet", 5 * 10**6, "the features")
     assert asked == [tmp_path]
-    with pytest.raises(StorageError, match=r"no room for the features in .*yet: it needs 1,200.0 MB, 5.0 MB are free"):
+    with pytest.raises(
+        StorageError, match=r"not enough disk space for the features in .*yet: 1,200.0 MB needed, 5.0 MB free"
+    ):
         require_room(tmp_path / "not" / "yet", 12 * 10**8, "the features")
 
 

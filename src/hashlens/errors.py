@@ -1,14 +1,16 @@
 """The one exception that users see: a sentence with the cause, what to do, and an exit code.
 
-Exit codes: 2 wrong use, 3 a problem with the data, 4 model and data or files do not fit together,
-5 training diverged, 6 no room or no permission, 7 something could not be downloaded, 130 stopped with Ctrl-C.
+Exit codes: 2 wrong use, 3 a problem with the data, 4 model and data or files do not match,
+5 training diverged, 6 no disk space or no permission, 7 a download failed, 130 stopped with Ctrl-C.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 
 class HashlensError(Exception):
-    """An error that is the user's to mend; the command line prints it without a traceback."""
+    """An error caused by user input; the command line prints it without a traceback."""
 
     exit_code = 1
 
@@ -47,3 +49,40 @@ class Stopped(HashlensError):
     """Stopped on request; what was finished is saved."""
 
     exit_code = 130
+
+
+EXTRAS = {  # the extra of hashlens that installs a module
+    "torch": "train",
+    "onnx": "train",
+    "sklearn": "methods",
+    "scipy": "methods",
+    "threadpoolctl": "methods",
+    "matplotlib": "report",
+    "jinja2": "report",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "multipart": "serve",
+    "prometheus_client": "serve",
+    "cachetools": "serve",
+    "transformers": "transformers",
+    "datasets": "datasets",
+    "faiss": "faiss",
+    "pymilvus": "milvus",
+    "psycopg": "pgvector",
+    "ray": "ray",
+}
+
+
+class MissingExtra(UsageError):
+    """A module that this installation does not have."""
+
+    def __init__(self, module: str, why: str = "this"):
+        self.module = module
+        super().__init__(f'{why} needs {module}; run: pip install "hashlens[{EXTRAS[module]}]"')
+
+
+def require(*modules: str, why: str = "this") -> None:
+    """Refuse at once what would fail for a missing module only after hours of work."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise MissingExtra(module, why)

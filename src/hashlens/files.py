@@ -1,4 +1,4 @@
-"""Files: the cache folder, checksums, and writes that are whole or not there at all."""
+"""Files: the cache folder, checksums, locks and atomic writes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from typing import Any
 
 from hashlens.errors import StorageError, UsageError
 
-if sys.platform != "win32":
-    import fcntl
+LOCK = ".hashlens.lock"
 
 
 def cache_dir() -> Path:
@@ -33,15 +32,15 @@ def cache_dir() -> Path:
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """With the home folder in place of ~."""
+    """The path with ~ replaced by the home folder."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise UsageError(f"there is no home folder for {path}; write the path in full") from error
+        raise UsageError(f"{path} cannot be expanded: there is no such home folder; write the full path") from error
 
 
 def is_utf8(text: str) -> bool:
-    """Names of files are bytes to most systems; no table can hold one that is not text."""
+    """File names are bytes on most systems; one that is not UTF-8 cannot be stored in a table."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -50,7 +49,7 @@ def is_utf8(text: str) -> bool:
 
 
 def shown(path: str) -> str:
-    """A name that is not UTF-8, or has characters that would steer a terminal, as text.
+    """`path` as printable text: other bytes and terminal control characters are escaped.
 
     >>> shown("a\\x1b[31m.jpg")
     'a\\\\x1b[31m.jpg'
@@ -60,7 +59,7 @@ def shown(path: str) -> str:
 
 
 def quoted(path: str | os.PathLike[str]) -> str:
-    """A path as a shell takes it."""
+    """A path quoted for the shell."""
     return shlex.quote(os.fspath(path))
 
 
@@ -71,11 +70,11 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, moved onto it when the block ends well and removed when it does not."""
+    """A temporary path beside `path`: renamed to it when the block succeeds, deleted when it fails."""
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-        temporary.touch(exist_ok=False)  # with the rights that any new file has
+        temporary.touch(exist_ok=False)  # with the permissions of any new file
         try:
             yield temporary
             with temporary.open("rb") as file:
@@ -104,20 +103,20 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk, a missing permission or a path that is no folder into one sentence."""
+    """Turn a full disk, a missing permission or a wrong path into one sentence."""
     try:
         yield
     except OSError as error:
         reasons = {
-            errno.ENOSPC: "there is no room on the disk; free some and run the same command again",
-            errno.EDQUOT: "the disk quota is used up; free some room and run the same command again",
-            errno.EACCES: "permission denied; choose another place",
-            errno.EPERM: "permission denied; choose another place",
-            errno.EROFS: "the disk is read-only; choose another place",
-            errno.ENOTDIR: "part of that path is a file, not a folder; choose another place",
-            errno.EISDIR: "a folder of that name is in the way; choose another place",
+            errno.ENOSPC: "the disk is full; free some space and rerun the same command",
+            errno.EDQUOT: "the disk quota is used up; free some space and rerun the same command",
+            errno.EACCES: "permission denied; choose another folder",
+            errno.EPERM: "permission denied; choose another folder",
+            errno.EROFS: "the disk is read-only; choose another folder",
+            errno.ENOTDIR: "part of that path is a file, not a folder; choose another path",
+            errno.EISDIR: "a folder with that name exists; choose another path",
             errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
-            errno.EEXIST: "a file of that name is in the way; choose another place",
+            errno.EEXIST: "a file with that name exists; choose another path",
         }
         if error.errno not in reasons:
             raise
@@ -125,70 +124,76 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def require_own(folder: Path, signs: Sequence[str], what: str) -> None:
-    """Refuse a folder that has things in it but not `signs`, the files by which we know that we have made it."""
+    """Refuse a non-empty folder without `signs`, the files that show that we created it."""
     with storage_errors(folder):
         names = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
     others = [name for name in names if not name.startswith(".")]
     if others and not set(signs) <= set(names):
-        raise UsageError(f"{folder} holds other things ({others[0]}) and no {what}; choose another --out")
+        raise UsageError(
+            f"{folder} contains other files ({others[0]}) and is not a {what} folder; choose another --out"
+        )
 
 
 def require_kind(path: Path, begins: bytes, what: str) -> None:
-    """Refuse to replace a file that does not begin as ours do; an empty one is nobody's loss."""
+    """Refuse to replace a file that does not start with `begins`; an empty one may be replaced."""
     try:
-        if not path.is_file():  # a pipe, say, would be waited for
+        if not path.is_file():  # reading a pipe would block
             return
         with path.open("rb") as file:
             found = file.read(len(begins))
-    except OSError:  # it cannot be written either, and that is said then
+    except OSError:  # it cannot be written either, which is reported then
         return
     if not found or found.lower() == begins.lower():
         return
-    raise UsageError(f"{path} is there already and is no {what}; choose another name")
+    raise UsageError(f"{path} exists and is not a {what}; choose another name")
 
 
 def require_room(folder: Path, n_bytes: int, what: str) -> None:
-    """Refuse before the work starts if `folder`'s disk cannot hold `n_bytes` more."""
+    """Refuse before the work starts if the disk of `folder` has less than `n_bytes` free."""
     existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
     free = shutil.disk_usage(existing).free
     if free < n_bytes:
         cached = folder.absolute().is_relative_to(cache_dir().absolute())
         other = "set HASHLENS_CACHE to a folder on another disk" if cached else "choose a folder on another disk"
         raise StorageError(
-            f"no room for {what} in {folder}: it needs {n_bytes / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free;"
-            f" free some room or {other}"
+            f"not enough disk space for {what} in {folder}: {n_bytes / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free;"
+            f" free some space or {other}"
         )
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Within, no other process writes to `folder`; the system lifts the lock even of a process that is killed."""
+    """Within, no other process writes to `folder`; the lock of a process that was killed is released."""
+    from filelock import FileLock, Timeout
+
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     with storage_errors(folder):
+        before = [] if created else os.listdir(folder)  # noqa: PTH208 - names alone
         folder.mkdir(parents=True, exist_ok=True)
-    if sys.platform == "win32":
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            lock = FileLock(folder / LOCK, thread_local=False).acquire(timeout=0)
+        except Timeout as error:
             raise UsageError(
                 f"another process is writing to {folder}; wait until it has finished, or choose another folder"
             ) from error
-        except OSError:
-            pass  # a disk without locks
-        yield
-    finally:
-        os.close(handle)
+    try:
+        with lock:
+            yield
+    except BaseException:
+        with suppress(OSError):  # what failed before it wrote anything leaves nothing behind
+            if set(os.listdir(folder)) - set(before) == {LOCK}:  # noqa: PTH208
+                (folder / LOCK).unlink()
+                for path in created:
+                    path.rmdir()
+        raise
 
 
 def sync(folder: Path) -> None:
-    """Names of files are on the disk when this returns, not only their contents."""
+    """Flush the folder itself, so that new file names survive a power failure."""
     if sys.platform != "win32":
         handle = os.open(folder, os.O_RDONLY)
         try:
-            with suppress(OSError):  # not every disk can
+            with suppress(OSError):  # not supported by every file system
                 os.fsync(handle)
         finally:
             os.close(handle)

@@ -1,4 +1,4 @@
-"""Progress of long work on standard error: a live bar on a terminal, elsewhere a plain line now and then."""
+"""Progress of long work on standard error: a live bar in a terminal or notebook, elsewhere a line every few seconds."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-PLAIN_SECONDS = 10  # between two plain lines
+PLAIN_SECONDS = 10  # between two lines
 
 
 class Progress:
-    """`say` prints a line, `bar` counts towards a total; `quiet=True` swallows both."""
+    """`say` prints a line, `bar` counts up to a total; `quiet=True` turns both off."""
 
     def __init__(self, quiet: bool = False):
         self.quiet = quiet
+
+    @classmethod
+    def of(cls, progress: Progress | bool | None) -> Progress:
+        """What `fit(..., progress=True)` means: True shows progress, False and None do not."""
+        return progress if isinstance(progress, Progress) else cls(quiet=not progress)
 
     def say(self, text: str) -> None:
         if not self.quiet:
@@ -25,7 +30,7 @@ class Progress:
         """Yields `advance(n)`."""
         if self.quiet:
             yield lambda n: None
-        elif sys.stderr.isatty():
+        elif sys.stderr.isatty() or _in_notebook():
             with _live_bar(what, total) as advance:
                 yield advance
         else:
@@ -55,9 +60,14 @@ def _live_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.progress import Progress as RichProgress
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with RichProgress(*columns, console=Console(stderr=True), transient=False) as live:
+    console = Console() if _in_notebook() else Console(stderr=True)
+    with RichProgress(*columns, console=console) as live:
         task = live.add_task(what, total=total)
         yield lambda n: live.advance(task, n)
+
+
+def _in_notebook() -> bool:
+    return "ipykernel" in sys.modules
 
 
 def duration(seconds: float) -> str:

@@ -5,21 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from made_images import paint
 
 from hashlens.data.protocols import MIRFLICKR_LABELS, NUSWIDE_CONCEPTS
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
-def paint(path, grey, size=(12, 10), **options):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, (grey, grey, grey)).save(path, **options)
-
-
 @pytest.fixture
 def nuswide(tmp_path):
-    """40 lines, every fifth without a concept: row i has the concept i % 21; picture i has the grey i."""
+    """40 lines, every fifth without a concept: row i has the concept i % 21; image i has the grey i."""
     root = tmp_path / "NUS-WIDE"
     columns = {name: np.zeros(40, int) for name in (*NUSWIDE_CONCEPTS, "zebra", "toy")}
     for row in range(40):
@@ -43,7 +38,7 @@ def nuswide(tmp_path):
 
 @pytest.fixture
 def mirflickr(tmp_path):
-    """Pictures 1 … 30, of which 7 and 30 have no label; picture i has the grey i."""
+    """Images 1 … 30, of which 7 and 30 have no label; image i has the grey i."""
     root = tmp_path / "flickr25k"
     for number in range(1, 31):
         paint(root / f"im{number}.jpg", number, quality=100)
@@ -73,13 +68,13 @@ def unpacked(archive, folder):
 
 @pytest.fixture(scope="session")
 def real_ground_truth(tmp_path_factory):
-    """The real labels of NUS-WIDE, without pictures."""
+    """The real labels of NUS-WIDE, without images."""
     folder = unpacked(SHARED / "nuswide-groundtruth.tar.xz", tmp_path_factory.mktemp("nuswide"))
     return next(folder.rglob("Groundtruth")).parent
 
 
 @pytest.fixture(scope="session")
 def real_mirflickr(tmp_path_factory):
-    """All 25,000 pictures of MIRFLICKR-25K at 128 pixels, with their labels."""
+    """All 25,000 images of MIRFLICKR-25K at 128 pixels, with their labels."""
     folder = unpacked(SHARED / "mirflickr25k-128px.tar", tmp_path_factory.mktemp("mirflickr"))
     return next(folder.rglob("annotations")).parent

@@ -1,35 +1,22 @@
-"""Folders: labels stay with their pictures, and every bad input gets a sentence."""
+"""Folders: labels stay with their images, and every bad input gets a sentence."""
 
 import os
-import struct
 import subprocess
 import sys
-import zlib
 
 import numpy as np
 import pytest
+from made_images import greys, huge_png, opened, paint
 from PIL import Image
 
 from hashlens.data import make_protocol, open_source
-from hashlens.data.folder import find_pictures, load_folder
+from hashlens.data.kinds.folder import find_images
 from hashlens.errors import DataError, UsageError
-
-
-def paint(path, grey, size=(12, 10), **options):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, (grey, grey, grey)).save(path, **options)
-
-
-def huge_png(width, height):
-    """The start of a PNG that claims to be this large."""
-    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    length, check = struct.pack(">I", len(header) - 4), struct.pack(">I", zlib.crc32(header))
-    return b"\x89PNG\r\n\x1a\n" + length + header + check + struct.pack(">I", 0) + b"IDAT"
 
 
 @pytest.fixture
 def photos(tmp_path):
-    """Two classes; the grey of each picture tells which it is."""
+    """Two classes; the grey of each image tells which it is."""
     root = tmp_path / "photos"
     for row in range(4):
         paint(root / "cats" / f"{row}.png", 10 + row)
@@ -37,14 +24,10 @@ def photos(tmp_path):
     return root
 
 
-def greys(source):
-    return source.images.read(slice(None), 4)[:, 0, 0, 0].tolist()
-
-
 def test_rows_of_images_and_labels_belong_together(photos):
     paint(photos / "cats" / "deep" / "er" / "x.bmp", 14)
     (photos / "cats" / "1.png").write_bytes(b"")
-    source = open_source(photos)
+    source = opened(photos)
     assert source.name == "photos" and source.labels.names == ("cats", "dogs")
     assert list(source.images.names) == [
         "cats/0.png",
@@ -65,7 +48,7 @@ def test_a_folder_may_be_called_like_a_data_set(photos, monkeypatch):
     assert make_protocol(open_source("./cifar10")).name == "split"
 
 
-def test_odd_pictures_are_read(photos):
+def test_odd_images_are_read(photos):
     cats = photos / "cats"
     Image.new("CMYK", (9, 9), (0, 0, 0, 155)).save(cats / "cmyk.jpg", quality=100)
     Image.fromarray(np.full((9, 9), 257 * 100, np.uint16)).save(cats / "deep.png")
@@ -74,7 +57,7 @@ def test_odd_pictures_are_read(photos):
     paint(cats / "exif.jpg", 100, quality=100, exif=b"Exif\0\0MM\0*\xff\xff\xff\xffrubbish")
     Image.new("1", (9, 9), 1).save(cats / "one.tif")
     Image.new("RGBA", (9, 9), (0, 0, 0, 0)).save(cats / "clear.webp", lossless=True)
-    source = load_folder(photos)
+    source = opened(photos)
     assert not source.skipped
     grey = dict(zip(source.images.names, greys(source), strict=True))
     for name in ("cmyk.jpg", "deep.png", "moving.gif", "exif.jpg"):
@@ -82,7 +65,7 @@ def test_odd_pictures_are_read(photos):
     assert grey["cats/one.tif"] == grey["cats/clear.webp"] == 255
 
 
-def test_bad_pictures_are_skipped_with_a_reason(photos):
+def test_bad_images_are_skipped_with_a_reason(photos):
     dogs = photos / "dogs"
     whole = (photos / "dogs" / "0.JPG").read_bytes()
     (dogs / "cut.jpg").write_bytes(whole[:-30])
@@ -90,35 +73,33 @@ def test_bad_pictures_are_skipped_with_a_reason(photos):
     (dogs / "text.jpg").write_text("hello")
     (dogs / "huge.png").write_bytes(huge_png(20000, 20000))
     (dogs / "link.jpg").symlink_to("nowhere.jpg")
-    source = load_folder(photos)
+    source = opened(photos)
     assert source.skipped == [
         ("dogs/cut.jpg", "truncated"),
         ("dogs/empty.jpg", "zero bytes"),
         ("dogs/huge.png", "400 megapixels, limit 89"),
         ("dogs/link.jpg", "no such file"),
-        ("dogs/text.jpg", "not a picture"),
+        ("dogs/text.jpg", "not an image"),
     ]
     assert greys(source) == [10, 11, 12, 13, 110, 111, 112, 113]
-    assert any(
-        "unreadable pictures are left out: 5, first dogs/cut.jpg (truncated)" in line for line in source.warnings
-    )
+    assert "images left out, zero bytes: 1, first dogs/empty.jpg" in source.warnings
 
 
 def test_mostly_unreadable_is_an_error(photos):
     for row in range(9):
         (photos / "cats" / f"bad{row}.jpg").write_text("hello")
-    with pytest.raises(DataError, match=r"9 of 17 pictures .* \(9 not a picture; first: cats/bad0\.jpg\)"):
-        load_folder(photos)
+    with pytest.raises(DataError, match=r"9 of 17 images .* \(9 not an image; first: cats/bad0\.jpg\)"):
+        opened(photos)
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], "no pictures in .* it is empty"),
-        (["a/1.txt", "a/b/2.txt", "c/README"], r"found 3 other files: \.txt × 2, no ending × 1"),
-        (["1.png", "2.png"], r"has 2 pictures but no class folders.*/cats/1\.jpg"),
-        (["a/1.png", "a/2.png"], "only one class found in .*: a with 2 pictures"),
-        ([".hidden/1.png", "a/.1.png"], "no pictures"),
+        ([], "no images in .* it is empty"),
+        (["a/1.txt", "a/b/2.txt", "c/README"], r"found 3 other files: \.txt × 2, no extension × 1"),
+        (["1.png", "2.png"], r"has 2 images but no labels.*folder of its own, as cats/1\.jpg"),
+        (["a/1.png", "a/2.png"], "only one class found in .*: a with 2 images"),
+        ([".hidden/1.png", "a/.1.png"], "no images"),
     ],
 )
 def test_folders_without_classes(tmp_path, files, message):
@@ -130,15 +111,15 @@ def test_folders_without_classes(tmp_path, files, message):
         else:
             path.write_text("x")
     with pytest.raises(DataError, match=message) as error:
-        load_folder(tmp_path)
+        opened(tmp_path)
     assert error.value.exit_code == 3
 
 
-def test_paths_that_are_no_folders(tmp_path):
-    with pytest.raises(DataError, match="there is no folder"):
+def test_paths_that_are_not_folders(tmp_path):
+    with pytest.raises(DataError, match=r"not found; give cifar10"):
         open_source(str(tmp_path / "gone"))
     (tmp_path / "file.zip").touch()
-    with pytest.raises(DataError, match="is a file, not a folder"):
+    with pytest.raises(DataError, match="has 1 images but no labels"):
         open_source(tmp_path / "file.zip")
 
 
@@ -146,7 +127,7 @@ def test_one_class_left_after_the_unreadable_ones(photos):
     for path in (photos / "dogs").iterdir():
         path.write_text("x")
     with pytest.raises(DataError, match="only one class found"):
-        load_folder(photos)
+        opened(photos)
 
 
 def test_warnings(photos):
@@ -154,11 +135,11 @@ def test_warnings(photos):
     (photos / "fox").mkdir()
     (photos / ".git").mkdir()
     paint(photos / "loose.png", 60)
-    source = load_folder(photos)
+    source = opened(photos)
     text = "\n".join(source.warnings)
-    assert "class 'fox' has no readable picture" in text
-    assert "1 class has a single picture (owl)" in text
-    assert "pictures outside the class folders are left out: 1, first loose.png" in text
+    assert "class 'fox' has no image" in text
+    assert "1 class has a single image (owl)" in text
+    assert "images left out, no label: 1, first loose.png" in text
     assert len(source.warnings) == 3
     assert source.labels.names == ("cats", "dogs", "owl") and len(source.images) == 9
 
@@ -168,7 +149,7 @@ def test_links_are_followed_but_not_in_circles(photos, tmp_path):
     (photos / "zebra").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
     (photos / "cats" / "up").symlink_to(photos, target_is_directory=True)
     (photos / "cats" / "self").symlink_to("self")
-    assert find_pictures(photos) == [
+    assert find_images(photos) == [
         *[f"cats/{row}.png" for row in range(4)],
         *[f"dogs/{row}.JPG" for row in range(4)],
         "zebra/1.png",
@@ -178,7 +159,7 @@ def test_links_are_followed_but_not_in_circles(photos, tmp_path):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
 def test_a_pipe_is_not_waited_for(photos):
     os.mkfifo(photos / "cats" / "pipe.jpg")
-    assert len(load_folder(photos).images) == 8
+    assert len(opened(photos).images) == 8
 
 
 def test_importing_the_package_of_data_is_cheap():
@@ -187,7 +168,7 @@ def test_importing_the_package_of_data_is_cheap():
     assert done.stdout.strip() == "[]"
 
 
-def test_names_that_are_no_text_are_skipped(photos):
+def test_names_that_are_not_text_are_skipped(photos):
     """A class or a file may be named in bytes that are not UTF-8."""
     try:
         (photos / "caf\udce9").mkdir()
@@ -195,22 +176,26 @@ def test_names_that_are_no_text_are_skipped(photos):
         pytest.skip("this disk has no such names")
     paint(photos / "caf\udce9" / "1.png", 50)
     paint(photos / "cats" / "\udce9.png", 51)
-    source = open_source(photos)
+    source = opened(photos)
     assert source.labels.names == ("cats", "dogs") and len(source.images) == 8
     assert source.skipped == [
-        ("caf\\udce9/1.png", "its name is not UTF-8"),
-        ("cats/\\udce9.png", "its name is not UTF-8"),
+        ("caf\\udce9/1.png", "name is not UTF-8"),
+        ("cats/\\udce9.png", "name is not UTF-8"),
     ]
 
 
 def test_one_folder_is_enough_where_no_labels_are_needed(photos, tmp_path):
     paint(tmp_path / "one" / "inside" / "1.png", 20)
     paint(tmp_path / "one" / "2.png", 30)
-    source = open_source(tmp_path / "one", labelled=False)
-    assert source.images.names == ("2.png", "inside/1.png") and source.labels.n_classes == 0
-    assert open_source(photos, labelled=False).labels.names == ("cats", "dogs")
+    source = open_source(tmp_path / "one", labels="optional")
+    assert list(source.images.names) == ["2.png", "inside/1.png"] and source.table["labels"].to_pylist() == [
+        [],
+        ["inside"],
+    ]
+    assert open_source(tmp_path / "one" / "inside", labels="optional").labels is None
+    assert open_source(photos, labels="optional").labels.names == ("cats", "dogs")
 
 
 def test_paths_that_cannot_be(tmp_path):
-    with pytest.raises(UsageError, match="no home folder for ~nobody-of-this-name"):
-        open_source("~nobody-of-this-name/pictures")
+    with pytest.raises(UsageError, match="~nobody-of-this-name/images cannot be expanded"):
+        open_source("~nobody-of-this-name/images")

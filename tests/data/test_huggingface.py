@@ -7,11 +7,13 @@ import io
 import json
 
 import pytest
+from made_images import described, greys
 from PIL import Image
 
-from hashlens.data import Columns, make_protocol, open_source
+from hashlens.data import Columns, make_protocol, open_source, readable
 from hashlens.data.check import check_source
-from hashlens.data.huggingface import is_huggingface
+from hashlens.data.images import as_images
+from hashlens.data.kinds.huggingface import is_huggingface
 from hashlens.errors import DataError, UsageError
 
 needs_datasets = pytest.mark.skipif(
@@ -25,14 +27,6 @@ def png(grey):
     file = io.BytesIO()
     Image.new("RGB", (12, 10), (grey, grey, grey)).save(file, "PNG")
     return {"bytes": file.getvalue(), "path": None}
-
-
-def greys(source):
-    return source.images.read(slice(None), 4)[:, 0, 0, 0].tolist()
-
-
-def described(source):
-    return [source.labels.describe(row) for row in range(len(source.labels))]
 
 
 @pytest.fixture
@@ -105,18 +99,18 @@ def test_lists_of_classes(save):
 
 
 @needs_datasets
-def test_bad_pictures_and_rows_without_label_are_listed(save):
+def test_bad_images_and_rows_without_label_are_listed(save):
     cut = {"bytes": png(3)["bytes"][:-30], "path": None}
-    pictures = [png(1), None, {"bytes": b"hello", "path": None}, cut, png(5), png(6), png(7), png(8), png(9)]
-    source = open_source(save({"": {"image": pictures, "label": [*"abababa", None, "b"]}}))
+    images = [png(1), None, {"bytes": b"hello", "path": None}, cut, png(5), png(6), png(7), png(8), png(9)]
+    source = readable(open_source(save({"": {"image": images, "label": [*"abababa", None, "b"]}})))
     assert source.skipped == [
-        ("00001", "no such file"),
-        ("00002", "not a picture"),
-        ("00003", "truncated"),
         ("00007", "no label"),
+        ("00001", "no such file"),
+        ("00002", "not an image"),
+        ("00003", "truncated"),
     ]
     assert greys(source) == [1, 5, 6, 7, 9] and described(source) == ["a", "a", "b", "a", "b"]
-    assert any("pictures left out: 4, first 00001" in line for line in source.warnings)
+    assert "images left out, truncated: 1, first 00003" in source.warnings
 
 
 @needs_datasets
@@ -135,18 +129,18 @@ def test_a_part_without_labels(save):
 @needs_datasets
 def test_columns_by_name(save):
     root = save({"": {"image": [png(1), png(2)], "kind": ["a", "b"]}})
-    with pytest.raises(UsageError, match="no column of labels among image, kind; name one with --label-column"):
+    with pytest.raises(DataError, match=r"2 images but no labels.*choose the column of labels with --column labels="):
         open_source(root)
-    with pytest.raises(UsageError, match="no column 'lab' among"):
+    with pytest.raises(UsageError, match="no column 'lab'; choose one"):
         open_source(root, columns=Columns(labels="lab"))
-    with pytest.raises(UsageError, match=r"'kind' is no column of pictures in .*: image"):
+    with pytest.raises(UsageError, match=r"choose a column of images in .*: image, not 'kind'"):
         open_source(root, columns=Columns(path="kind"))
     assert described(open_source(root, columns=Columns(path="image", labels="kind"))) == ["a", "b"]
 
 
 @needs_datasets
 def test_other_bad_datasets(save, tmp_path):
-    with pytest.raises(DataError, match="only one label found"):
+    with pytest.raises(DataError, match="only one class found"):
         open_source(save({"": {"image": [png(1), png(2)], "label": ["a", "a"]}}))
     for path in (tmp_path / "saved").glob("*.arrow"):
         path.write_bytes(b"x")
@@ -155,7 +149,7 @@ def test_other_bad_datasets(save, tmp_path):
 
 
 @needs_datasets
-def test_parts_that_are_no_split(save):
+def test_parts_that_are_not_a_split(save):
     parts = {name: {"image": [png(1), png(2)], "label": ["a", "b"]} for name in ("red", "blue")}
     source = open_source(save(parts))
     assert source.split is None and any("red, blue are not a split" in line for line in source.warnings)
@@ -165,7 +159,7 @@ def test_parts_that_are_no_split(save):
 def test_check(save):
     root = save({"": {"image": [png(1), png(2), png(1), png(3)], "label": ["a", "b", "a", "a"]}})
     report = check_source(root)
-    assert report["sizes"]["count"] == 4 and report["duplicates"]["files"] == [["00000", "00002"]]
+    assert report["sizes"]["count"] == 4 and report["duplicates"]["groups"] == [["00000", "00002"]]
 
 
 def test_without_the_package(tmp_path, monkeypatch):
@@ -186,7 +180,7 @@ def test_without_the_package(tmp_path, monkeypatch):
 
 
 @needs_datasets
-def test_pictures_of_another_column_are_other_pictures(save):
+def test_images_of_another_column_are_other_images(save):
     datasets = importlib.import_module("datasets")
     columns = {"image": [png(10), png(20)], "back": [png(30), png(40)], "label": ["a", "b"]}
     root = save({"": columns}, back=datasets.Image())
@@ -206,6 +200,15 @@ def test_a_dataset_that_was_saved_for_another_package(tmp_path, kind):
 
 @needs_datasets
 def test_rows_of_two_classes(save):
-    pictures = [png(grey) for grey in (10, 20, 30)]
-    source = open_source(save({"": {"image": pictures, "label": [[0, 1], [1, 0], [1, 0]]}}))
+    images = [png(grey) for grey in (10, 20, 30)]
+    source = open_source(save({"": {"image": images, "label": [[0, 1], [1, 0], [1, 0]]}}))
     assert described(source) == ["1", "0", "0"]
+
+
+@needs_datasets
+def test_a_dataset_in_memory():
+    datasets = importlib.import_module("datasets")
+    whole = datasets.Dataset.from_dict({"image": [png(10), png(20), png(30)], "label": ["a", "b", "a"]})
+    images = as_images(whole.cast_column("image", datasets.Image()))
+    assert images.read(slice(None), 4)[:, 0, 0, 0].tolist() == [10, 20, 30]
+    assert images.labels.values.tolist() == [0, 1, 0]

@@ -1,21 +1,18 @@
-"""NUS-WIDE: the official layout, the 21 concepts, and exactly those pictures missing that are."""
+"""NUS-WIDE: the official layout, the 21 concepts, and exactly those images missing that are."""
 
 import numpy as np
 import pytest
+from made_images import greys, opened
 
-from hashlens.data import make_protocol, open_source
-from hashlens.data.nuswide import is_nuswide, load_nuswide, read_concepts, read_ground_truth
+from hashlens.data import make_protocol
+from hashlens.data.kinds.nuswide import is_nuswide, read_ground_truth
 from hashlens.data.protocols import NUSWIDE_CONCEPTS, PROTOCOLS, Protocol
 from hashlens.errors import DataError
 
 
-def greys(source):
-    return source.images.read(slice(None), 4)[:, 0, 0, 0].tolist()
-
-
-def test_pictures_and_labels_belong_together(nuswide):
+def test_images_and_labels_belong_together(nuswide):
     assert is_nuswide(nuswide)
-    source = open_source(nuswide)
+    source = opened(nuswide)
     rows = [row for row in range(40) if row % 5]
     assert source.name == "nuswide" and source.labels.names == NUSWIDE_CONCEPTS
     assert greys(source) == rows
@@ -24,22 +21,22 @@ def test_pictures_and_labels_belong_together(nuswide):
         expected = set(NUSWIDE_CONCEPTS) if row in (1, 2) else {NUSWIDE_CONCEPTS[row % 21]}
         assert set(source.labels.describe(place).split(", ")) == expected
     assert source.skipped == []
-    assert source.warnings == ["pictures with none of the 21 concepts are left out: 8"]
+    assert source.warnings == ["images with none of the 21 concepts are left out: 8"]
 
 
-def test_missing_and_unreadable_pictures_are_listed(nuswide):
+def test_missing_and_unreadable_images_are_listed(nuswide):
     (nuswide / "Flickr" / "dir0" / "0004_7004.jpg").unlink()
     (nuswide / "Flickr" / "dir1" / "0039_7039.jpg").unlink()
     (nuswide / "Flickr" / "dir0" / "0010_7010.jpg").unlink()  # it has no concept, so nobody misses it
     (nuswide / "Flickr" / "dir0" / "0008_7008.jpg").write_bytes(b"")
-    source = load_nuswide(nuswide)
+    source = opened(nuswide)
     assert source.skipped == [
         ("dir0/0004_7004.jpg", "missing"),
         ("dir1/0039_7039.jpg", "missing"),
         ("dir0/0008_7008.jpg", "zero bytes"),
     ]
     assert greys(source) == [row for row in range(40) if row % 5 and row not in (4, 8, 39)]
-    assert any("missing pictures: 2 of 32, first dir0/0004_7004.jpg" in line for line in source.warnings)
+    assert "images left out, missing: 2, first dir0/0004_7004.jpg" in source.warnings
 
 
 def test_the_list_may_hold_flickr_ids(nuswide):
@@ -47,40 +44,27 @@ def test_the_list_may_hold_flickr_ids(nuswide):
     (nuswide / "ImageList" / "flickr_ids.txt").write_text("".join(f"{7000 + i}\n" for i in range(40)))
     (nuswide / "Flickr" / "dir1" / "0003_7003.jpg").rename(nuswide / "Flickr" / "7003.jpg")
     (nuswide / "Flickr" / "dir0" / "0006_7006.jpg").unlink()
-    source = load_nuswide(nuswide)
+    source = opened(nuswide)
     assert greys(source) == [row for row in range(40) if row % 5 and row != 6]
     assert source.skipped == [("7006", "missing")]
 
 
 def test_folders_in_another_letter_case(nuswide):
     (nuswide / "Flickr" / "dir0").rename(nuswide / "Flickr" / "Dir0")
-    source = load_nuswide(nuswide)
+    source = opened(nuswide)
     assert len(source.images) == 32 and not source.skipped
     if not (nuswide / "Flickr" / "dir0").exists():
         assert any("letter case in ImageList" in line for line in source.warnings)
 
 
-def test_without_pictures_the_labels_are_there(nuswide):
+def test_without_images_the_labels_are_there(nuswide):
     import shutil
 
     shutil.rmtree(nuswide / "Flickr")
-    labels, pictures = read_ground_truth(nuswide)
-    assert labels.values.shape == (40, 21) and pictures[3] == "dir1/0003_7003.jpg"
-    with pytest.raises(DataError, match=r"none of the 32 pictures of NUS-WIDE is below .*dir1/0001_7001\.jpg"):
-        load_nuswide(nuswide)
-
-
-def test_concepts_are_counted_and_compared(nuswide):
-    concepts = read_concepts(nuswide)
-    assert list(concepts)[-2:] == ["zebra", "toy"] and concepts["zebra"].sum() == 1
-    assert set(list(concepts)[:21]) == set(NUSWIDE_CONCEPTS)
-    lines = []
-    load_nuswide(nuswide, lines.append)
-    assert lines[0] == "the 21 most frequent of 23 concepts in 40 lines are the known ones"
-    (nuswide / "Groundtruth" / "AllLabels" / "Labels_toy.txt").write_text("1\n" * 40)
-    source = load_nuswide(nuswide)
-    assert source.labels.names == NUSWIDE_CONCEPTS
-    assert any("of these 40 lines are not the known ones (toy instead of" in line for line in source.warnings)
+    labels, images = read_ground_truth(nuswide)
+    assert labels.values.shape == (40, 21) and images[3] == "dir1/0003_7003.jpg"
+    with pytest.raises(DataError, match=r"none of the 32 images of NUS-WIDE is below .*dir1/0001_7001\.jpg"):
+        opened(nuswide)
 
 
 def truth(name):
@@ -90,11 +74,11 @@ def truth(name):
 @pytest.mark.parametrize(
     ("file", "contents", "message"),
     [
-        (truth("sky"), None, r"lacks Groundtruth/AllLabels/Labels_sky\.txt;"),
-        (truth("sky"), "0\n" * 39, r"from 39 to 40 lines \(fewest: Labels_sky\.txt\)"),
-        (truth("sky"), "0\n" * 39 + "2\n", r"Labels_sky\.txt holds other things"),
-        ("ImageList/Imagelist.txt", "a.jpg\n", "lists 1 pictures and the ground truth has 40 lines"),
-        ("ImageList/Imagelist.txt", None, r"there is no .*Imagelist\.txt; unpack ImageList\.zip"),
+        (truth("sky"), None, r"Groundtruth/AllLabels/Labels_sky\.txt not found;"),
+        (truth("sky"), "0\n" * 39, r"Labels_sky\.txt in .* has 39 lines and others 40"),
+        (truth("sky"), "0\n" * 39 + "2\n", r"Labels_sky\.txt must contain only lines of 0 or 1"),
+        ("ImageList/Imagelist.txt", "a.jpg\n", "lists 1 images and the ground truth has 40 lines"),
+        ("ImageList/Imagelist.txt", None, r"Imagelist\.txt not found; unpack ImageList\.zip"),
     ],
 )
 def test_damaged_copies_get_a_sentence(nuswide, file, contents, message):
@@ -103,21 +87,19 @@ def test_damaged_copies_get_a_sentence(nuswide, file, contents, message):
     else:
         (nuswide / file).write_text(contents)
     with pytest.raises(DataError, match=message):
-        open_source(nuswide)
+        opened(nuswide)
 
 
 def test_a_part_of_the_set_is_too_small_for_the_paper(nuswide):
-    source = open_source(nuswide)
-    with pytest.raises(DataError, match=r"nuswide-1 draws 100 pictures for each label, .*use the protocol split"):
+    source = opened(nuswide)
+    with pytest.raises(DataError, match=r"nuswide-1 draws 100 images per label, .*use the protocol split"):
         make_protocol(source)
     assert make_protocol(source, "split").name == "split"
 
 
 def test_ground_truth_of_the_authors(real_ground_truth, tmp_path):
-    labels, pictures = read_ground_truth(real_ground_truth)
-    assert len(labels) == len(pictures) == 269_648
-    assert sorted(list(read_concepts(real_ground_truth))[:21]) == list(NUSWIDE_CONCEPTS)
-    assert len(read_concepts(real_ground_truth)) == 81
+    labels, images = read_ground_truth(real_ground_truth)
+    assert len(labels) == len(images) == 269_648
     assert labels.counts().min() >= 5000
     labelled = np.flatnonzero(labels.values.any(axis=1))
     assert len(labelled) == 195_834
@@ -136,7 +118,7 @@ def test_ground_truth_of_the_authors(real_ground_truth, tmp_path):
 
     first.save(tmp_path / "split.json")
     assert Protocol.load(tmp_path / "split.json").fingerprint() == first.fingerprint()
-    # the pictures alone, numbered anew, give the same split
+    # the images alone, numbered anew, give the same split
     again = PROTOCOLS["nuswide-1"](labels[labelled], 0)
     for role in ("train", "query", "database"):
         assert np.array_equal(labelled[getattr(again, role)], getattr(first, role))

@@ -1,11 +1,15 @@
-"""NUS-WIDE's published features: each picture gets its own rows, whatever the order of the files."""
+"""NUS-WIDE's published features: each image gets its own rows, whatever the order of the files."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hashlens.errors import DataError
+from hashlens.data.protocols import NUSWIDE_CONCEPTS
+from hashlens.errors import DataError, UsageError
 from hashlens.features import nuswide
-from hashlens.features.nuswide import BLOCKS, nuswide_features, read_features, scaled
+from hashlens.features.nuswide import BLOCKS, nuswide_features, read_features, scaled, source_features
+from hashlens.progress import Progress
 
 N, N_TRAIN = 40, 25
 COLUMNS = sum(BLOCKS.values())
@@ -24,7 +28,7 @@ def small_chunks(monkeypatch, empty_cache):
 
 @pytest.fixture
 def values(rng):
-    """Features of pictures 0 … 39; the published ones have six decimals, words are counts."""
+    """Features of images 0 … 39; the published ones have six decimals, words are counts."""
     found = np.round(rng.normal(size=(N, COLUMNS)), 6)
     found[:, -500:] = rng.poisson(0.5, (N, 500))
     return found
@@ -32,7 +36,7 @@ def values(rng):
 
 @pytest.fixture
 def root(tmp_path, values, rng):
-    """The official layout. The lists are in another order than the pictures' numbers, and so are the tables."""
+    """The official layout. The lists are in another order than the images' numbers, and so are the tables."""
     root = tmp_path / "NUS-WIDE"
     (root / "Low_Level_Features").mkdir(parents=True)
     (root / "ImageList").mkdir()
@@ -59,14 +63,31 @@ def test_the_columns_are_those_of_the_publication():
     ]
 
 
-def test_rows_follow_the_pictures(root, values, rng):
+def test_rows_follow_the_images(root, values, rng):
     chosen = rng.permutation(N)[:30]
     found = read_features(root, [name(i) for i in chosen])
     assert found.dtype == np.float32 and found.shape == (30, 1134)
     np.testing.assert_allclose(found, values[chosen], rtol=1e-6)
 
 
-def test_pictures_may_be_ids_or_lie_elsewhere_or_come_twice(root, values):
+def test_a_source_of_all_images_with_a_concept(root, values):
+    truth = root / "Groundtruth" / "AllLabels"
+    truth.mkdir(parents=True)
+    for c, concept in enumerate(NUSWIDE_CONCEPTS):
+        (truth / f"Labels_{concept}.txt").write_text(
+            "".join(f"{int(row % 5 > 0 and row % 21 == c)}\n" for row in range(N))
+        )
+    (root / "ImageList" / "Imagelist.txt").write_text("\n".join(map(name, range(N))))
+    source, found = source_features(str(root), Progress(quiet=True))
+    rows = [row for row in range(N) if row % 5]
+    assert [Path(path).name for path in source.table["path"].to_pylist()] == [Path(name(row)).name for row in rows]
+    assert [labels[0] for labels in source.table["labels"].to_pylist()] == [NUSWIDE_CONCEPTS[row % 21] for row in rows]
+    np.testing.assert_allclose(found, scaled(values[rows].astype(np.float32), np.arange(len(rows))), atol=1e-5)
+    with pytest.raises(UsageError, match="come with NUS-WIDE, and digits is not its folder"):
+        source_features("digits", Progress(quiet=True))
+
+
+def test_images_may_be_ids_or_lie_elsewhere_or_come_twice(root, values):
     found = read_features(root, ["7003", "C:/other/7004.jpeg", "dir1/0003_7003.jpg", name(39)])
     np.testing.assert_allclose(found, values[[3, 4, 3, 39]], rtol=1e-6)
 
@@ -85,23 +106,23 @@ def test_blank_lines_at_the_end_are_no_rows(root, values):
 
 
 def test_read_once(root, monkeypatch):
-    pictures = [name(i) for i in range(N)]
-    first = np.array(read_features(root, pictures))
+    images = [name(i) for i in range(N)]
+    first = np.array(read_features(root, images))
 
     def refuse(*args, **options):
         raise AssertionError("read again")
 
     monkeypatch.setattr(np, "loadtxt", refuse)
-    assert np.array_equal(read_features(root, pictures), first)
+    assert np.array_equal(read_features(root, images), first)
     with pytest.raises(AssertionError, match="read again"):
-        read_features(root, pictures[::-1])
+        read_features(root, images[::-1])
     path = root / "Low_Level_Features" / "Test_Normalized_WT.dat"
     path.write_bytes(path.read_bytes().replace(b" ", b"  "))
     with pytest.raises(AssertionError, match="read again"):
-        read_features(root, pictures)
+        read_features(root, images)
 
 
-def test_scale_is_learnt_from_the_training_rows(root, values):
+def test_scale_is_learned_from_the_training_rows(root, values):
     train = np.arange(3, 21)
     found = nuswide_features(root, [name(i) for i in range(N)], train)
     assert found.dtype == np.float32
@@ -132,7 +153,7 @@ def test_columns_without_variation_are_left_out(values):
     np.testing.assert_allclose(part[:, 0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_picture_without_words(values):
+def test_a_image_without_words(values):
     values[4, -500:] = 0
     found = scaled(values, np.arange(N))
     assert np.isfinite(found).all()
@@ -155,15 +176,23 @@ def with_one_number_more_in_one_row(text):
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
-        ("Low_Level_Features/Train_Normalized_CH.dat", None, r"no Train_Normalized_CH\.dat in .*Low_Level_Features;"),
-        ("Low_Level_Features/BoW_Test_int.dat", None, r"no BoW_Test_int\.dat in .*Low_Level_Features;"),
-        ("ImageList/TestImagelist.txt", None, r"no TestImagelist\.txt in .*ImageList;"),
-        ("Low_Level_Features/Train_Normalized_CH.dat", without_last_row, r"CH\.dat has 24 rows, but .*lists more pict"),
+        (
+            "Low_Level_Features/Train_Normalized_CH.dat",
+            None,
+            r"Train_Normalized_CH\.dat not found in .*Low_Level_Features;",
+        ),
+        ("Low_Level_Features/BoW_Test_int.dat", None, r"BoW_Test_int\.dat not found in .*Low_Level_Features;"),
+        ("ImageList/TestImagelist.txt", None, r"TestImagelist\.txt not found in .*ImageList;"),
+        (
+            "Low_Level_Features/Train_Normalized_CH.dat",
+            without_last_row,
+            r"CH\.dat has 24 rows, but .*lists more",
+        ),
         ("ImageList/TrainImagelist.txt", without_last_row, r"Train_Normalized_CH\.dat has 25 rows, but .*lists 24"),
         ("Low_Level_Features/BoW_Test_int.dat", without_first_column, "has rows of 499 numbers, but should have 500"),
-        ("Low_Level_Features/BoW_Test_int.dat", with_one_number_more_in_one_row, "other things than"),
-        ("Low_Level_Features/Test_Normalized_WT.dat", lambda text: "x" + text, "other things than"),
-        ("Low_Level_Features/Test_Normalized_WT.dat", lambda text: "é" + text, "other things than"),
+        ("Low_Level_Features/BoW_Test_int.dat", with_one_number_more_in_one_row, "is not rows of numbers"),
+        ("Low_Level_Features/Test_Normalized_WT.dat", lambda text: "x" + text, "is not rows of numbers"),
+        ("Low_Level_Features/Test_Normalized_WT.dat", lambda text: "é" + text, "is not rows of numbers"),
         ("Low_Level_Features/Test_Normalized_WT.dat", lambda text: "nan " + text.split(" ", 1)[1], "NaN or infinite"),
     ],
 )
@@ -179,14 +208,14 @@ def test_damaged_copies_get_a_sentence(root, small_chunks, file, damage, message
     assert not list((small_chunks / "features").glob("*")) if (small_chunks / "features").exists() else True
 
 
-@pytest.mark.parametrize("picture", ["dir1/0003_9999.jpg", "holiday.jpg", ""])
-def test_unknown_pictures(root, picture):
-    with pytest.raises(DataError, match=rf"1 of 3 pictures are in none of NUS-WIDE's lists \(first: {picture}\)"):
-        read_features(root, [name(1), picture, name(2)])
+@pytest.mark.parametrize("image", ["dir1/0003_9999.jpg", "holiday.jpg", ""])
+def test_unknown_images(root, image):
+    with pytest.raises(DataError, match=rf"1 of 3 images are not in NUS-WIDE's lists \(first: {image}\)"):
+        read_features(root, [name(1), image, name(2)])
 
 
 def test_nothing_asked_for(root, values):
-    with pytest.raises(DataError, match="there are no pictures"):
+    with pytest.raises(DataError, match="no images given"):
         read_features(root, [])
     with pytest.raises(DataError, match="no training rows"):
         scaled(values, np.arange(0))

@@ -5,7 +5,6 @@ import pytest
 from scipy import optimize
 
 import hashlens
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow.agh import AGH, second_layer, second_thresholds
 from hashlens.hashers.shallow.anchor_graph import graph_eigenvectors
 
@@ -15,7 +14,7 @@ def graph(rng):
     """Z and eigenvectors Y of a connected graph."""
     X = rng.normal(size=(200, 3))
     Z = AGH(12, n_anchors=40).fit(X)._memberships(X)
-    W, values = graph_eigenvectors(Z, 6, 0)
+    W, values = graph_eigenvectors(Z, 6)
     assert values[0] < 0.99
     return Z, Z @ W
 
@@ -88,9 +87,3 @@ def test_one_layer_is_saved_and_loaded(clusters, tmp_path):
     hasher.save(tmp_path)
     loaded = hashlens.load(tmp_path)
     assert loaded.layers == 1 and np.array_equal(loaded.project(X), hasher.project(X))
-
-
-def test_layers_out_of_range(clusters):
-    for layers in (0, 3):
-        with pytest.raises(UsageError, match=f"layers must be 1 or 2, not {layers}"):
-            AGH(8, layers=layers).fit(clusters[0])

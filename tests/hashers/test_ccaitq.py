@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow.ccaitq import CCAITQ, canonical_directions
 from hashlens.hashers.shallow.itq import quantising_rotation
 
@@ -84,14 +83,3 @@ def test_fewer_rows_than_features_and_bits(rng):
     signs = hasher.encode(X).signs()
     assert len(np.unique(signs, axis=0)) == 3  # thirty features can tell six rows apart by class, without a rest
     assert np.array_equal(signs[:3], signs[3:])
-
-
-@pytest.mark.parametrize("rho", [0, -1, 1e-12, np.nan, np.inf])
-def test_rho_must_be_positive(clusters, rho):
-    with pytest.raises(UsageError, match="rho must be a number from 1e-10 up"):
-        CCAITQ(12, rho=rho).fit(*clusters)
-
-
-def test_turns_must_not_be_negative(clusters):
-    with pytest.raises(UsageError, match="n_iterations must not be negative"):
-        CCAITQ(12, n_iterations=-1).fit(*clusters)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow import dgh
 from hashlens.hashers.shallow.agh import AGH
 from hashlens.hashers.shallow.dgh import DGH, Similarities, ascend, balanced, best_rotation, objective
@@ -134,9 +133,3 @@ def test_rho_makes_bits_differ_from_each_other(clusters):
         return np.abs(np.corrcoef(DGH(24, rho=rho, n_anchors=40).fit(X).encode(X).signs().T)).mean()
 
     assert correlation(5.0) < 0.85 * correlation(0.0)
-
-
-@pytest.mark.parametrize("name", ["rho", "n_iterations"])
-def test_settings_out_of_range(name, clusters):
-    with pytest.raises(UsageError, match=f"{name} must not be negative, not -1"):
-        DGH(8, **{name: -1}).fit(clusters[0])

@@ -8,7 +8,6 @@ from scipy import sparse
 
 from hashlens import evaluate_codes
 from hashlens.data.labels import Labels
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow.boosted_trees import boost
 from hashlens.hashers.shallow.fasth import FastH, draw_pairs, groups_alike, infer_bit, pair_weights, symmetric
 from hashlens.hashers.shallow.graph_cuts import best_signs, energy, sweep
@@ -116,7 +115,7 @@ def test_a_sweep_keeps_what_is_as_good(rng):
         assert (z == sign).all()
 
 
-def test_a_bit_tells_classes_apart_also_when_nothing_is_left_to_mend(rng):
+def test_a_bit_tells_classes_apart_also_when_no_pair_is_wrong(rng):
     y = np.arange(60) % 4
     groups = groups_alike(Labels.of(y))
     pairs, similar = draw_pairs(Labels.of(y), 20, rng)
@@ -133,8 +132,8 @@ def test_the_first_bits_do_not_depend_on_how_many_follow(clusters):
     assert np.array_equal(few.project(X), many.project(X)[:, :4])
 
 
-def test_a_bit_mends_what_the_trees_said(clusters, monkeypatch):
-    """Distances are those of learnt functions, not of the bits that they were to learn."""
+def test_a_bit_corrects_the_predictions_of_the_trees(clusters, monkeypatch):
+    """Distances are those of learned functions, not of the bits that they were to learn."""
     from hashlens.hashers.shallow import fasth
 
     X, y = clusters
@@ -168,7 +167,7 @@ def test_trees_learn_what_the_cut_found_by_the_weight_of_its_pairs(clusters, mon
     assert len(seen) == 4
 
 
-def test_what_is_learnt(clusters):
+def test_what_is_learned(clusters):
     X, y = clusters
     hasher = FastH(3, n_trees=7, depth=2).fit(X, y)
     assert hasher.edges_.shape == (16, 255)
@@ -236,19 +235,3 @@ def test_rows_without_labels(rng):
     sets[10:20, 0] = 1  # and some with two
     codes = FastH(12, n_trees=30).fit(X, sets).encode(X[20:])
     assert evaluate_codes(codes[:50], codes[50:], y[20:70], y[70:])["map"] > 0.8
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"n_partners": 0}, "n_partners must be 1 or more, not 0"),
-        ({"n_trees": 0}, "n_trees must be 1 or more, not 0"),
-        ({"depth": 0}, "depth must be 1 or more, not 0"),
-        ({"depth": 9}, "depth must be at most 8, not 9"),
-        ({"n_candidates": -1}, "n_candidates must be 1 or more, not -1"),
-        ({"n_sweeps": -1}, "n_sweeps must not be negative, not -1"),
-    ],
-)
-def test_senseless_parameters_are_refused(clusters, params, message):
-    with pytest.raises(UsageError, match=message):
-        FastH(12, **params).fit(*clusters)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from hashlens import evaluate_codes
 from hashlens.errors import DataError, UsageError
-from hashlens.hashers.deep.dtsh import DTSH, GivenTripletLikelihood
+from hashlens.hashers.deep.dtsh import DTSH, DTSHTripletLoss
 from hashlens.hashers.deep.training import Training
 
 TRIPLETS = np.array([[0, 1, 2], [3, 4, 5], [5, 0, 1], [2, 4, 0], [4, 5, 3]])
@@ -22,41 +22,41 @@ def draw(y, rng, n=4_000):
 
 
 def test_loss_against_a_loop(rng):
-    loss = GivenTripletLikelihood(2.0, 0.1, TRIPLETS, 6, 4, 0).double()
+    loss = DTSHTripletLoss(4, TRIPLETS, 6, 2.0, 0.1 * 22_500).double()
     bank = torch.from_numpy(rng.normal(size=(6, 4)))
     loss.bank.copy_(bank)
     rows = np.array([5, 2])
     u = torch.tensor(rng.normal(size=(2, 4)), requires_grad=True)
-    value, figures = loss(u, None, rows)
+    value = loss(u, rows=rows)
     outputs = [u[list(rows).index(i)] if i in rows else bank[i] for i in range(6)]
-    gaps = [outputs[q] @ (outputs[p] - outputs[n]) / 2 - 2 for q, p, n in TRIPLETS]  # all have a picture in the batch
+    gaps = [outputs[q] @ (outputs[p] - outputs[n]) / 2 - 2 for q, p, n in TRIPLETS]  # all have an image in the batch
     signs = torch.where(u > 0, 1.0, -1.0)
     expected = torch.stack([F.softplus(-gap) for gap in gaps]).mean() + 0.1 * (u - signs).square().sum(1).mean()
     assert value.item() == pytest.approx(expected.item(), rel=1e-6)
     slopes = torch.autograd.grad(value, u)[0], torch.autograd.grad(expected, u)[0]
     torch.testing.assert_close(*slopes)
-    assert figures["active"] == pytest.approx(np.mean([gap.item() < 0 for gap in gaps]))
+    assert loss.figures["active"] == pytest.approx(np.mean([gap.item() < 0 for gap in gaps]))
     torch.testing.assert_close(loss.bank[rows], u.detach())
 
 
 def test_only_triplets_of_the_batch_that_were_seen_count(rng):
-    loss = GivenTripletLikelihood(1.0, 0.0, TRIPLETS, 6, 4, 0)
+    loss = DTSHTripletLoss(4, TRIPLETS, 6, 1.0, 0.0)
     u = torch.tensor(rng.normal(size=(2, 4)), requires_grad=True)
-    value, figures = loss(u, None, np.array([0, 1]))  # nobody knows the third picture of any triplet yet
-    assert value.item() == 0 and figures == {"active": 0.0}
+    value = loss(u, rows=np.array([0, 1]))  # the third image of every triplet was not seen yet
+    assert value.item() == 0 and loss.figures == {"active": 0.0}
     loss.bank.copy_(torch.from_numpy(rng.normal(size=(6, 4))))
     loss.bank[2] = torch.nan
-    value, _ = loss(u, None, np.array([0, 1]))
+    value = loss(u, rows=np.array([0, 1]))
     q, p, n = (loss.bank[i] for i in (5, 0, 1))
     assert value.item() == pytest.approx(F.softplus(1 - q @ (p - n) / 2).item(), rel=1e-5)
 
 
-def test_at_most_so_many_triplets_a_step(rng, monkeypatch):
-    monkeypatch.setattr(GivenTripletLikelihood, "MOST", 3)
-    loss = GivenTripletLikelihood(1.0, 0.0, TRIPLETS, 6, 4, 0)
+def test_triplets_per_step_are_limited(rng, monkeypatch):
+    monkeypatch.setattr(DTSHTripletLoss, "MOST", 3)
+    loss = DTSHTripletLoss(4, TRIPLETS, 6, 1.0, 0.0)
     loss.bank.zero_()
     u = torch.zeros(6, 4)
-    assert loss(u, None, np.arange(6))[0].item() == pytest.approx(np.log1p(np.exp(1)), rel=1e-6)
+    assert loss(u, rows=np.arange(6)).item() == pytest.approx(np.log1p(np.exp(1)), rel=1e-6)
 
 
 def test_learning_without_labels(clusters, rng):
@@ -68,7 +68,7 @@ def test_learning_without_labels(clusters, rng):
     assert maps[0] > 0.8 and maps[0] > maps[1] - 0.05
 
 
-def test_stopped_and_continued_is_the_same_run(clusters, rng, tmp_path):
+def test_stopped_and_resumed_is_the_same_run(clusters, rng, tmp_path):
     from hashlens.hashers.deep.training import Stopped
 
     X, y = clusters
@@ -96,9 +96,9 @@ def test_other_triplets_are_another_run(clusters, rng, tmp_path):
 
 def test_bad_input(clusters):
     X, y = clusters
-    with pytest.raises(UsageError, match="labels or triplets, not both"):
+    with pytest.raises(UsageError, match="either labels or triplets, not both"):
         DTSH(8).fit(X, y, triplets=[[0, 1, 2]])
     with pytest.raises(DataError, match="outside rows 0 to 199"):
         DTSH(8).fit(X, triplets=[[0, 1, 200]])
-    with pytest.raises(UsageError, match="number of bits"):
+    with pytest.raises(UsageError, match="n_bits must be"):
         DTSH(0).fit(X, triplets=[[0, 1, 2]])

@@ -6,12 +6,11 @@ import torch
 from onnxruntime import InferenceSession
 
 from hashlens import evaluate_codes
-from hashlens.errors import UsageError
+from hashlens.features.networks.inference import fold
+from hashlens.features.networks.onnx_graph import to_onnx
 from hashlens.hashers.deep.dtsh import DTSH
-from hashlens.hashers.deep.heads import HEADS, build_head, keep_bits
+from hashlens.hashers.deep.heads import HEADS, build_head
 from hashlens.hashers.deep.training import Training
-from hashlens.networks.inference import fold
-from hashlens.networks.onnx_graph import to_onnx
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -56,22 +55,3 @@ def test_each_head_runs_outside_torch(kind, rng):
     (found,) = session.run(None, {"input": x})
     expected = head(torch.from_numpy(x)).detach().numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize("kind", HEADS)
-def test_some_bits_of_a_head(kind):
-    torch.manual_seed(0)
-    head, x = build_head(kind, 20, 6), torch.randn(7, 20)
-    before = {name: value.clone() for name, value in head.state_dict().items()}
-    part = keep_bits(head, torch.tensor([4, 0, 5]))
-    torch.testing.assert_close(part(x), head(x)[:, [4, 0, 5]])
-    fresh = build_head(kind, 20, 3)  # a head of three bits like any other
-    assert [p.shape for p in part.parameters()] == [p.shape for p in fresh.parameters()]
-    for parameter in part.parameters():
-        parameter.data.zero_()
-    assert all(torch.equal(value, before[name]) for name, value in head.state_dict().items())
-
-
-def test_unknown_head(clusters):
-    with pytest.raises(UsageError, match="there is no head 'cubic'; choose one of linear, layers, divide-and-encode"):
-        DTSH(8, head="cubic").fit(*clusters)

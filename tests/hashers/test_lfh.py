@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from hashlens.data.labels import Labels
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow.lfh import LFH, better_rows, curvature, first_factors, ridge
 
 
@@ -125,9 +124,3 @@ def test_label_sets_that_overlap(clusters):
     merged = np.array([0, 0, 1, 2])[y]
     codes = LFH(12).fit(X, sets).encode(X)
     assert codes.equals(LFH(12).fit(X, merged).encode(X)) and not codes.equals(LFH(12).fit(X, y).encode(X))
-
-
-@pytest.mark.parametrize("params", [{"beta": 0}, {"lambda_": -1}, {"lambda_": np.inf}, {"n_iterations": -1}])
-def test_wrong_parameters(clusters, params):
-    with pytest.raises(UsageError, match=f"{next(iter(params))} must"):
-        LFH(4, **params).fit(*clusters)

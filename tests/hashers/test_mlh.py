@@ -7,7 +7,6 @@ import pytest
 
 from hashlens import evaluate_codes
 from hashlens.data.labels import Labels
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow.mlh import MLH, Pairs, bound_gradient, most_violating, pair_losses, signs
 
 
@@ -147,15 +146,3 @@ def test_label_sets_that_overlap(clusters):
     sets[:, 4] = y < 2
     codes = MLH(16).fit(X, sets).encode(X)
     assert evaluate_codes(codes, codes, sets, sets)["map_tie_aware"] > 0.7
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"rho": -0.1}, {"rho": 2}, {"lambda_": 0}, {"n_epochs": -1}, {"batch_size": 0}, {"learning_rate": 0},
-        {"momentum": 1}, {"weight_decay": -1},
-    ],
-)  # fmt: skip
-def test_wrong_parameters(clusters, params):
-    with pytest.raises(UsageError, match=next(iter(params))):
-        MLH(4, **params).fit(*clusters)

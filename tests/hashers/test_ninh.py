@@ -1,69 +1,18 @@
-"""NINH: the triplet hinge and its gradient against slow loops, the threshold, and what a bit sees."""
+"""NINH: its margin in bits, the threshold, and what each bit sees."""
 
 import numpy as np
 import pytest
 import torch
-from slow_losses import BATCHES, WITHOUT_TRIPLETS, triplets_of, value_and_gradient
+from slow_losses import value_and_gradient
 
 from hashlens import evaluate_codes
 from hashlens.data.labels import Labels
-from hashlens.errors import UsageError
-from hashlens.hashers.deep.ninh import NINH, TripletHinge, piecewise_threshold
+from hashlens.hashers.deep.ninh import NINH, NINHLoss, piecewise_threshold
 from hashlens.hashers.deep.training import Training
 
 
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
-
-
-def slow_hinge(values, labels, margin):
-    """The loss, its gradient in the values, and the part of triplets that are active."""
-    triplets, total, active = triplets_of(labels), 0.0, []
-    gradient = np.zeros_like(values)
-    for q, pairs in triplets.items():
-        share_of_one = 1 / (len(triplets) * len(pairs))
-        for p, n in pairs:
-            hinge = margin + ((values[q] - values[p]) ** 2).sum() - ((values[q] - values[n]) ** 2).sum()
-            active.append(hinge > 0)
-            if hinge > 0:
-                total += share_of_one * hinge
-                gradient[q] += share_of_one * 2 * (values[n] - values[p])
-                gradient[p] += share_of_one * 2 * (values[p] - values[q])
-                gradient[n] += share_of_one * 2 * (values[q] - values[n])
-    return total, gradient, np.mean(active)
-
-
-@pytest.mark.parametrize("name", BATCHES)
-@pytest.mark.parametrize(("beta", "epsilon"), [(1.0, 0.5), (3.0, 0.2)])
-def test_against_loops(rng, name, beta, epsilon):
-    labels = np.array(BATCHES[name])
-    u = rng.normal(size=(len(labels), 5))
-    value, gradient, figures = value_and_gradient(TripletHinge(1.0, beta, epsilon), u, Labels.of(labels))
-    s = sigmoid(beta * u)
-    values = np.where(s < 0.5 - epsilon, 0.0, np.where(s > 0.5 + epsilon, 1.0, s))
-    expected, slope, active = slow_hinge(values, labels, 1.0)
-    assert value == pytest.approx(expected, rel=1e-12) and value > 0
-    inside = np.abs(s - 0.5) <= epsilon
-    assert inside.all() == (epsilon == 0.5)
-    np.testing.assert_allclose(gradient, slope * inside * beta * s * (1 - s), rtol=1e-9, atol=1e-14)
-    assert figures["active"] == pytest.approx(active, rel=1e-6)
-
-
-@pytest.mark.parametrize("name", BATCHES)
-def test_by_finite_differences(rng, name):
-    labels = Labels.of(BATCHES[name])
-    u = torch.tensor(rng.normal(size=(len(labels), 3)), requires_grad=True)
-    for epsilon in (0.5, 0.1):
-        loss = TripletHinge(1.0, 1.0, epsilon)
-        assert torch.autograd.gradcheck(lambda x, loss=loss: loss(x, labels, np.arange(len(labels)))[0], u)
-
-
-@pytest.mark.parametrize("labels", WITHOUT_TRIPLETS)
-def test_a_batch_without_triplets_teaches_nothing(rng, labels):
-    value, gradient, figures = value_and_gradient(
-        TripletHinge(1.0, 1.0, 0.5), rng.normal(size=(len(labels), 4)), Labels.of(labels)
-    )
-    assert value == 0 and not gradient.any() and figures == {"active": 0}
 
 
 def test_a_bit_apart_is_enough():
@@ -72,7 +21,7 @@ def test_a_bit_apart_is_enough():
     labels = Labels.of([0, 0, 1, 1])
     for margin, expected in ((1.0, 0.0), (2.0, 0.0), (2.5, 0.5)):  # the classes are two bits apart
         u = np.array([near, near, far, far])
-        value, gradient, _ = value_and_gradient(TripletHinge(margin, 1.0, 0.5), u, labels)
+        value, gradient, _ = value_and_gradient(NINHLoss(4, margin), u, labels)
         assert value == pytest.approx(expected, abs=1e-9) and np.abs(gradient).max() < 1e-9
 
 
@@ -106,9 +55,3 @@ def test_it_learns(clusters):
     codes = hasher.encode(X)
     assert np.array_equal(codes.signs() == 1, sigmoid(hasher.project(X)) > 0.5)
     assert evaluate_codes(codes[:50], codes[50:], y[:50], y[50:])["map"] > 0.85
-
-
-@pytest.mark.parametrize("epsilon", [0, -0.1, 0.6])
-def test_wrong_epsilon(clusters, epsilon):
-    with pytest.raises(UsageError, match=f"epsilon must be above 0 and at most 0.5, not {epsilon}"):
-        NINH(4, epsilon=epsilon).fit(*clusters)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from hashlens.data.labels import Labels
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow.rsh import RSH, preferences, ranking_matrix
 
 
@@ -108,5 +107,3 @@ def test_bad_input(clusters, label_sets, rng):
     mirrored = np.vstack([X, -X, X, -X])  # classes with equal means: no direction is better than another
     assert np.isfinite(RSH(12).fit(mirrored, np.repeat([0, 1], 400)).project(X)).all()
     assert np.isfinite(RSH(12).fit(rng.normal(size=(30, 4)), label_sets).project(X[:, :4])).all()
-    with pytest.raises(UsageError, match="lambda_ must be above 0"):
-        RSH(12, lambda_=0).fit(X, y)

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow.sgh import SGH, factorising_projection, graph_factor, last_negative, onto_unit_sphere
 
 
@@ -99,8 +98,3 @@ def test_fewer_anchors_and_features_than_bits(rng, clusters):
     hasher = SGH(24).fit(X)
     assert hasher.anchors_.shape == (15, 23) and np.isfinite(hasher.project(X)).all()
     assert len(np.unique(hasher.encode(X[::3]).packed, axis=0)) == 5
-
-
-def test_anchors_are_needed(clusters):
-    with pytest.raises(UsageError, match="n_anchors must be 1 or more"):
-        SGH(12, n_anchors=0).fit(clusters[0])

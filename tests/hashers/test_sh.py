@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hashlens.hashers.shallow.itq import principal_directions
 from hashlens.hashers.shallow.sh import SH, slowest_waves
+from hashlens.hashers.shallow.spectral import principal_directions
 
 
 @pytest.mark.parametrize("n", [1, 2, 12, 48])

@@ -1,13 +1,17 @@
-"""LSH and ITQ: what makes each of them that method, and features from pictures."""
+"""LSH and ITQ: what makes each of them that method, and features from images."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from hashlens.errors import DataError
-from hashlens.hashers.shallow.itq import ITQ, principal_directions, quantising_rotation
+from hashlens.data.images import as_images
+from hashlens.errors import DataError, MismatchError, UsageError
+from hashlens.features import networks
+from hashlens.features.extractor import image_features
+from hashlens.hashers.shallow.itq import ITQ, quantising_rotation
 from hashlens.hashers.shallow.lsh import LSH
+from hashlens.hashers.shallow.spectral import principal_directions
 
 
 def test_lsh_distance_is_an_angle(rng):
@@ -54,6 +58,32 @@ def test_itq_loses_less_with_every_turn(clusters):
     assert errors[-1] < 0.98 * errors[0]
 
 
+def test_other_features_of_the_same_name_are_refused(rng, tmp_path, monkeypatch):
+    """The network that makes the features is part of the model."""
+    images = rng.integers(0, 256, (20, 16, 16, 3), np.uint8)
+    hasher = ITQ(8, features="small-cnn").fit(images)
+    hasher.save(tmp_path)
+    assert ITQ.load(tmp_path).encode(images).equals(hasher.encode(images))
+    build = networks.build_blocks
+
+    def changed(name):
+        blocks = build(name)
+        next(blocks.parameters()).data.mul_(1.1)
+        return blocks
+
+    monkeypatch.setattr(networks, "build_blocks", changed)
+    with pytest.raises(MismatchError, match="the features small-cnn are not those that this ITQ was fitted on"):
+        ITQ.load(tmp_path).encode(images)
+
+
+def test_bits_that_were_set_after_fit_are_refused(clusters, tmp_path):
+    hasher = ITQ(8).fit(clusters[0]).set_params(n_bits=12)
+    for use in (hasher.encode, lambda X: hasher.save(tmp_path)):
+        with pytest.raises(UsageError, match="was fitted with 8 bits, not 12; fit it again"):
+            use(clusters[0])
+    assert hasher.fit(clusters[0]).encode(clusters[0]).n_bits == 12
+
+
 def test_itq_with_more_bits_than_features(clusters):
     X, _ = clusters
     hasher = ITQ(40).fit(X)
@@ -61,20 +91,12 @@ def test_itq_with_more_bits_than_features(clusters):
     assert len(np.unique(hasher.encode(X).signs(), axis=1).T) > 30  # bits are not copies of each other
 
 
-def test_pictures_are_turned_into_features(rng, monkeypatch, clusters):
-    from hashlens import features
-
-    asked = []
-
-    def fake(images, backbone, progress=None):
-        asked.append((len(images), backbone))
-        return images.read(np.arange(len(images)), 8).reshape(len(images), -1)[:, :16].astype(np.float32)
-
-    monkeypatch.setattr(features, "picture_features", fake)
-    pictures = rng.integers(0, 256, (30, 8, 8, 3), dtype=np.uint8)
-    hasher = ITQ(8, features="resnet50").fit(pictures)
-    assert len(hasher.encode(pictures[:7])) == 7 and asked == [(30, "resnet50"), (7, "resnet50")]
-    with pytest.raises(DataError, match="trained on pictures, by their resnet50 features"):
+def test_images_are_turned_into_features(rng, clusters):
+    images = rng.integers(0, 256, (30, 8, 8, 3), dtype=np.uint8)
+    hasher = ITQ(8, features="gist").fit(images)
+    features = image_features(as_images(images), "gist")
+    assert hasher.encode(images[:7]).equals(ITQ(8).fit(features).encode(features[:7]))
+    with pytest.raises(DataError, match="trained on images"):
         hasher.encode(clusters[0])
     with pytest.raises(DataError, match="trained on features"):
-        LSH(8).fit(clusters[0]).encode(pictures)
+        LSH(8).fit(clusters[0]).encode(images)

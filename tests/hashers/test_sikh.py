@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow import sikh
 from hashlens.hashers.shallow.sikh import SIKH, neighbour_distance
 
@@ -87,9 +86,3 @@ def test_two_rows_and_a_constant_column(rng):
     X = np.hstack([rng.normal(size=(2, 3)), np.ones((2, 1))])
     assert SIKH(48).fit(X).encode(X).signs().any()
     assert SIKH(48).fit(X).project(X).shape == (2, 48)
-
-
-@pytest.mark.parametrize("gamma", [0, -1, np.nan, np.inf])
-def test_gamma_must_be_positive(clusters, gamma):
-    with pytest.raises(UsageError, match="gamma must be a number above 0"):
-        SIKH(12, gamma=gamma).fit(clusters[0])

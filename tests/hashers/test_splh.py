@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from hashlens.data.labels import Labels
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow.splh import (
     SPLH,
     boost,
@@ -153,12 +152,3 @@ def test_label_sets_that_overlap(clusters):
     merged = np.array([0, 0, 1, 2])[y]
     codes = SPLH(2).fit(X, sets).encode(X)
     assert codes.equals(SPLH(2).fit(X, merged).encode(X)) and not codes.equals(SPLH(2).fit(X, y).encode(X))
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [({"alpha": -0.1}, "alpha"), ({"alpha": 1.1}, "alpha"), ({"eta": -1}, "eta"), ({"n_labelled": 1}, "n_labelled")],
-)
-def test_wrong_parameters(clusters, params, message):
-    with pytest.raises(UsageError, match=message):
-        SPLH(4, **params).fit(*clusters)

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from hashlens import Codes
-from hashlens.errors import DataError, MismatchError, UsageError
-from hashlens.index import HammingIndex, pieces, scan
-from hashlens.index.nibbles import RUN
-from hashlens.index.tables import Tables
+from hashlens.errors import MismatchError, UsageError
+from hashlens.index import memory
+from hashlens.index.kernels import pieces, scan
+from hashlens.index.kernels.nibbles import RUN
+from hashlens.index.memory import HammingIndex
+from hashlens.index.radius import Tables
 
 LENGTHS = (1, 7, 12, 24, 32, 48, 64, 65, 100, 127, 128, 200, 16 * pieces.LONGEST + 1)
 
@@ -58,7 +60,8 @@ def test_on_a_machine_without_the_look_up_instruction(tmp_path):
     code = """
 import numpy as np
 from hashlens import Codes
-from hashlens.index import HammingIndex, nibbles
+from hashlens.index.kernels import nibbles
+from hashlens.index.memory import HammingIndex
 rng = np.random.default_rng(0)
 database, query = (Codes.from_relaxed(rng.normal(size=(n, 48))) for n in (700, 40))
 index = HammingIndex(48)
@@ -100,7 +103,7 @@ def test_within_a_radius(n_bits, rng):
 
 @pytest.mark.parametrize("n_bits", LENGTHS)
 def test_tables_find_the_same_as_the_scan(n_bits, rng, monkeypatch):
-    monkeypatch.setattr(Tables, "cost", lambda self, radius: 0)  # use them even where reading all codes is quicker
+    monkeypatch.setattr(memory, "is_cheaper", lambda *given: True)  # use them even where reading all codes is faster
     centres = random_codes(rng, 6, n_bits).signs()
     flips = np.where(rng.random((3000, n_bits)) < min(0.5, 2 / n_bits), -1, 1)
     codes = Codes.from_signs(centres[rng.integers(0, 6, 3000)] * flips)
@@ -109,7 +112,7 @@ def test_tables_find_the_same_as_the_scan(n_bits, rng, monkeypatch):
     index.add(codes[2000:])
     index.remove(np.arange(0, 3000, 7))
     plain = index.within(codes[:20], 2), index.within(codes[:20], 5)
-    index.prepare_radius()
+    index.build_tables()
     looked_up = []
     within = Tables.within
     monkeypatch.setattr(Tables, "within", lambda *a: looked_up.append(1) or within(*a))
@@ -146,49 +149,28 @@ def test_ids_in_any_order_and_removal(rng):
     assert following.tolist() == [ids[left].max() + 1, ids[left].max() + 2]
 
 
-def test_among(rng):
-    codes, query = random_codes(rng, 500, 24), random_codes(rng, 4, 24)
-    index = HammingIndex(24)
-    index.add(codes[:200])
-    index.add(codes[200:])
-    index.remove([7])
-    few = np.array([499, 3, 7, 250, 3, 12_345])
-    kept = np.array([3, 250, 499])
-    assert_same(index.search(query, 3, among=few), expected(query, codes[kept], kept, 3))
-    assert set(index.within(query, 24, among=few)[0][1]) == set(kept)
-    distances, ids = index.search(query, 2, among=[])
-    assert (distances == -1).all() and (ids == -1).all()
+def test_only_codes_are_taken(rng):
+    with pytest.raises(UsageError, match="takes Codes, got ndarray"):
+        HammingIndex(48).search(random_codes(rng, 2, 48).packed, 1)
 
 
-def test_nothing_to_find(rng):
-    index = HammingIndex(48)
-    distances, ids = index.search(random_codes(rng, 3, 48), 4)
-    assert distances.shape == ids.shape == (3, 4) and (distances == -1).all() and (ids == -1).all()
-    assert [len(d) for d, _ in index.within(random_codes(rng, 2, 48), 48)] == [0, 0]
-    assert len(index.add(random_codes(rng, 3, 48)[:0])) == 0 and len(index) == 0
-    assert index.search(random_codes(rng, 3, 48)[:0], 2)[0].shape == (0, 2)
+@pytest.mark.parametrize("n_bits", [12, 48, 64, 100, 200])
+def test_the_histogram_counts_every_distance(n_bits, rng):
+    index = HammingIndex(n_bits)
+    codes = random_codes(rng, 9_001, n_bits)
+    index.add(codes[:5_000])
+    index.add(codes[5_000:])
 
+    def expected(rows):
+        return np.bincount(apart(codes[7], codes[rows])[0], minlength=n_bits + 1)
 
-def test_what_is_refused(rng):
-    index = HammingIndex(48)
-    codes = random_codes(rng, 5, 48)
-    index.add(codes, [3, 1, 4, 10, 5])
-    with pytest.raises(MismatchError, match="holds codes of 48 bits, these have 32"):
-        index.search(random_codes(rng, 1, 32), 1)
-    with pytest.raises(DataError, match="id 4 is in the index already"):
-        index.add(codes[:2], [40, 4])
-    assert len(index) == 5
-    for ids, reason in (
-        ([1, 1, 2, 3, 4], "given twice"),
-        ([-1, 7, 8, 9, 11], "negative"),
-        ([1.5] * 5, "whole"),
-        ([1], "5 codes"),
-    ):
-        with pytest.raises(DataError, match=reason):
-            index.add(codes, ids)
-    with pytest.raises(UsageError, match="takes Codes, not ndarray"):
-        index.search(codes.packed, 1)
-    with pytest.raises(UsageError, match="k must be 1 or more, not 0"):
-        index.search(codes, 0)
-    with pytest.raises(UsageError, match="radius must be 0 bits or more, not -1"):
-        index.within(codes, -1)
+    np.testing.assert_array_equal(index.histogram(codes[7]), expected(np.arange(9_001)))
+    some = rng.choice(9_001, 500, replace=False)
+    np.testing.assert_array_equal(index.histogram(codes[7], among=some), expected(some))
+    index.remove(some)
+    left = np.setdiff1d(np.arange(9_001), some)
+    np.testing.assert_array_equal(index.histogram(codes[7]), expected(left))
+    assert index.histogram(codes[7], among=some).sum() == 0
+    assert HammingIndex(n_bits).histogram(codes[7]).sum() == 0
+    with pytest.raises(MismatchError, match="from one code, got 2"):
+        index.histogram(codes[:2])

@@ -15,9 +15,11 @@ import hashlens.index.folder
 from hashlens import Codes
 from hashlens.errors import DataError, MismatchError, UsageError
 from hashlens.files import alone_in
-from hashlens.index import HammingIndex
+from hashlens.index import memory
 from hashlens.index.folder import IndexFolder
-from hashlens.index.known import KnownPictures
+from hashlens.index.known import is_new, merged
+from hashlens.index.memory import HammingIndex, Part
+from hashlens.index.radius import Tables
 
 MODEL = {"fingerprint": "ab" * 32, "name": "test"}
 
@@ -39,7 +41,7 @@ def folder(tmp_path, rng):
 
 
 def answers(folder, query):
-    return [*folder.index.search(query, 20), *(np.concatenate(pair) for pair in folder.index.within(query, 18))]
+    return [*folder.search(query, 20), *(np.concatenate(pair) for pair in folder.within(query, 18))]
 
 
 def assert_same(ours, theirs):
@@ -61,11 +63,11 @@ def test_opened_again_it_is_the_same_as_in_memory(n_bits, tmp_path, rng):
     memory.add(codes)
     query = Codes.from_relaxed(rng.normal(size=(5, n_bits)))
     again = IndexFolder.open(tmp_path)
-    assert len(again) == 250 and isinstance(again.index.parts[0].pieces.base, np.memmap)
-    assert_same(again.index.search(query, 30), memory.search(query, 30))
-    assert again.code(137).equals(codes[137])
-    assert again.item(137) == {"id": 137, "path": "photos/137.jpg", "labels": ["cat", "dog"][: 137 % 3]}
-    assert again.item(250) is None and again.code(250) is None
+    assert len(again) == 250 and isinstance(again.parts[0].pieces.base, np.memmap)
+    assert_same(again.search(query, 30), memory.search(query, 30))
+    code = codes[137].packed.tobytes().hex()
+    item = {"id": 137, "path": "photos/137.jpg", "labels": ["cat", "dog"][: 137 % 3], "code": code}
+    assert again.lookup([250, 137, 137]) == {137: item} and again.lookup([]) == {}
 
 
 def test_remove_and_compact(folder, rng):
@@ -75,7 +77,7 @@ def test_remove_and_compact(folder, rng):
     before = answers(folder, query)
     assert not np.isin([5, 150, 151, 299], before[1]).any()
     assert_same(answers(IndexFolder.open(folder.path), query), before)
-    assert folder.item(150) is None and folder.item(152)["path"] == "photos/152.jpg"
+    assert list(folder.lookup([150, 152])) == [152]
 
     size = sum(len(content) for name, content in files(folder).items() if "pieces" in name)
     assert folder.compact() == 4
@@ -83,14 +85,14 @@ def test_remove_and_compact(folder, rng):
     assert sum(len(content) for name, content in files(folder).items() if "pieces" in name) < size
     for index in (folder, IndexFolder.open(folder.path)):
         assert_same(answers(index, query), before)
-        assert index.item(152)["path"] == "photos/152.jpg" and index.item(151) is None
+        assert [item["path"] for item in index.lookup([151, 152]).values()] == ["photos/152.jpg"]
     assert folder.compact() == 0
     assert folder.add(*made(rng, 2)).tolist() == [300, 301]  # an id is never used again
     assert folder.remove(np.arange(1000)) == 298 and folder.compact() == 298 and len(folder) == 0
     assert folder.add(*made(rng, 1)).tolist() == [302]
 
 
-def test_a_picture_is_added_once(folder, rng):
+def test_an_image_is_added_once(folder, rng):
     codes, items = made(rng, 10)
     assert folder.add(codes, items, only_new=True).tolist() == list(range(300, 310))
     assert len(folder.add(codes, items, only_new=True)) == 0
@@ -99,7 +101,7 @@ def test_a_picture_is_added_once(folder, rng):
     more, more_items = made(rng, 5, start=10)
     both = Codes.concatenate([codes, more, more]), pa.concat_tables([items, more_items, more_items])
     assert other.add(*both, only_new=True).tolist() == list(range(310, 315))
-    assert [other.item(id_)["path"] for id_ in (310, 314)] == ["photos/10.jpg", "photos/14.jpg"]
+    assert [item["path"] for item in other.lookup([310, 314]).values()] == ["photos/10.jpg", "photos/14.jpg"]
     assert len(other.add(codes, items)) == 10  # when asked to, twice
 
 
@@ -114,19 +116,17 @@ def test_what_was_removed_can_be_added_again(folder, rng):
     for index in (folder, IndexFolder.open(folder.path)):
         assert len(index.add(codes, items, only_new=True)) == 0
     assert folder.add(codes, items, only_new=True, again=True).tolist() == [312]
-    assert folder.item(312) == {"id": 312, **items.slice(3, 1).to_pylist()[0]}
+    assert folder.lookup([312])[312].items() >= items.slice(3, 1).to_pylist()[0].items()
     folder.remove([301])
     folder.compact()
     assert len(IndexFolder.open(folder.path).add(codes, items, only_new=True)) == 0
     assert folder.verify() == 4
 
 
-def test_pictures_that_are_there_are_looked_at_once(folder, rng, monkeypatch):
+def test_known_images_are_hashed_once(folder, rng, monkeypatch):
     n_keys = []
-    own = hashlens.index.folder.picture_keys
-    monkeypatch.setattr(
-        hashlens.index.folder, "picture_keys", lambda *given: n_keys.append(len(given[0])) or own(*given)
-    )
+    own = hashlens.index.folder.image_keys
+    monkeypatch.setattr(hashlens.index.folder, "image_keys", lambda *given: n_keys.append(len(given[0])) or own(*given))
     shards = [made(rng, 20, start=start) for start in range(0, 100, 20)]
     for shard in [*shards, *shards]:
         folder.add(*shard, only_new=True)
@@ -138,15 +138,6 @@ def test_pictures_that_are_there_are_looked_at_once(folder, rng, monkeypatch):
     assert sum(n_keys) == 400 + 10 + 100
 
 
-def test_an_index_of_an_earlier_version(folder, rng):
-    file = folder.path / "index.json"
-    facts = json.loads(file.read_text())
-    del facts["forgotten"]
-    file.write_text(json.dumps(facts))
-    index = IndexFolder.open(folder.path)
-    assert index.verify() == 6 and len(index.add(*made(rng, 3), only_new=True)) == 3
-
-
 def test_another_code_of_a_path_and_another_path_of_a_code_are_new(folder, rng):
     codes, items = made(rng, 10)
     folder.add(codes, items, only_new=True)
@@ -155,15 +146,48 @@ def test_another_code_of_a_path_and_another_path_of_a_code_are_new(folder, rng):
     assert len(folder.add(codes, other_paths, only_new=True)) == 10
 
 
-def test_known_pictures_is_a_set(rng):
-    known, expected = KnownPictures(), set()
+def test_known_keys_are_a_set(rng):
+    known, expected = np.empty(0, np.int64), set()
     for size in [5, 1, 0, 300, 2, 2, 64, 7, 1000, 1]:
         keys = rng.integers(-500, 500, size)
-        is_new = known.new(keys)
-        fresh = list(dict.fromkeys(key for key in keys.tolist() if key not in expected))
-        assert keys[is_new].tolist() == fresh
-        expected.update(fresh)
-        known.add(keys[is_new])
+        new = keys[is_new(keys, known)]
+        assert new.tolist() == list(dict.fromkeys(key for key in keys.tolist() if key not in expected))
+        expected.update(new.tolist())
+        known = merged(known, new)
+        assert known.tolist() == sorted(expected)
+
+
+def test_radius_tables_are_part_of_the_index(folder, rng, monkeypatch):
+    """On disk with checksums, kept by every change, used where they are cheaper, and gone when dropped."""
+    query = Codes.from_relaxed(rng.normal(size=(6, 48)))
+    before = answers(folder, query)
+    looked_up, within = [], Tables.within
+    monkeypatch.setattr(Tables, "within", lambda *given: looked_up.append(1) or within(*given))
+    monkeypatch.setattr(memory, "is_cheaper", lambda n, n_pieces, radius: radius <= 18)
+    assert not folder.looks_up(18)
+    folder.set_radius_tables(True)
+    assert folder.verify() == 3 * 4 and folder.looks_up(18) and not folder.looks_up(19)
+    assert_same(answers(folder, query), before)
+    assert len(looked_up) == 6 * 3
+    reader = IndexFolder.open(folder.path)
+    assert isinstance(reader.parts[0].tables.places.base, np.memmap)
+    folder.add(*made(rng, 10))
+    assert folder.looks_up(18) and folder.verify() == 4 * 4
+    folder.remove([5])
+    folder.compact()
+    again = IndexFolder.open(folder.path)
+    assert again.looks_up(18) and again.verify() == 1 + 5  # the keys of what was removed; ids too
+    plain = HammingIndex(48, [Part(part.pieces, part._ids) for part in again.parts])
+    assert_same(answers(again, query), answers(plain, query))
+    again.set_radius_tables(False)
+    assert not again.looks_up(0) and again.verify() == 4 and not list(again.path.glob("*places*"))
+    assert_same(answers(reader, query), before)  # who has them open keeps them
+    created = IndexFolder.create(folder.path.parent / "created", 48, MODEL, radius_tables=True)
+    created.add(*made(rng, 10))
+    path = created.path / "part-00000.places.npy"
+    path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\1")
+    with pytest.raises(DataError, match=r"part-00000.places.npy is damaged"):
+        created.verify()
 
 
 def test_damage_is_not_compacted(folder):
@@ -202,7 +226,7 @@ def test_damage_is_named(folder):
         IndexFolder.open(folder.path)
     (folder.path / "part-00000.items.arrow").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"part-00000.items.arrow is missing or damaged"):
-        folder.item(3)
+        folder.lookup([3])
 
 
 def test_what_is_refused(folder, rng, tmp_path):
@@ -211,22 +235,24 @@ def test_what_is_refused(folder, rng, tmp_path):
     codes, items = made(rng, 3)
     with pytest.raises(DataError, match="2 codes and 3 items"):
         folder.add(codes[:2], items)
-    with pytest.raises(DataError, match="holds an index already"):
+    with pytest.raises(DataError, match="already holds an index"):
         IndexFolder.create(folder.path, 48, MODEL)
-    with pytest.raises(DataError, match="there is no index"):
+    with pytest.raises(DataError, match="has no index and no codes; build one with"):
         IndexFolder.open(tmp_path / "elsewhere")
     (folder.path / "index.json").write_text("{")
     with pytest.raises(DataError, match="is damaged"):
         IndexFolder.open(folder.path)
-    with pytest.raises(MismatchError, match="made with the model abababababab, this one is cdcdcdcdcdcd"):
-        folder.require_model("cd" * 32)
-    folder.require_model("ab" * 32)
 
 
 def test_a_change_that_fails_leaves_the_index_as_it_was(folder, rng, monkeypatch):
     before = files(folder)
     monkeypatch.setattr("hashlens.index.folder.write_json", lambda *a: 1 / 0)  # as if stopped just before the end
-    for change in (lambda: folder.add(*made(rng, 5)), lambda: folder.remove([1]), folder.compact):
+    for change in (
+        lambda: folder.add(*made(rng, 5)),
+        lambda: folder.remove([1]),
+        lambda: folder.set_radius_tables(True),
+        folder.compact,
+    ):
         with pytest.raises(ZeroDivisionError):
             change()
         opened = IndexFolder.open(folder.path)
@@ -234,7 +260,7 @@ def test_a_change_that_fails_leaves_the_index_as_it_was(folder, rng, monkeypatch
     monkeypatch.undo()
     assert len(files(folder)) > len(before)
     folder.add(*made(rng, 5))
-    assert folder.verify() == 8 and len(files(folder)) == 9  # what the failed changes left is gone
+    assert folder.verify() == 8 and len(files(folder)) == 10  # index.json and the lock; leftovers are deleted
 
 
 CHANGES = """
@@ -253,7 +279,7 @@ print("done")
 """
 
 
-def test_killed_at_any_moment_the_same_command_finishes(tmp_path):
+def test_killed_at_any_moment_the_same_command_resumes(tmp_path):
     """Nothing lost, nothing twice: the index ends as it does without interruption."""
     codes = Codes.from_relaxed(np.random.default_rng(2).normal(size=(30 * 50, 48)))
 
@@ -282,10 +308,10 @@ def test_killed_at_any_moment_the_same_command_finishes(tmp_path):
     for name in ("parts", "next_id", "n_bits"):
         assert whole.facts[name] == broken.facts[name]
     assert json.dumps(whole.facts["removed"]["n"]) == json.dumps(broken.facts["removed"]["n"])
-    np.testing.assert_array_equal(whole._removed(), broken._removed())
+    np.testing.assert_array_equal(*(index._load_numbered("removed") for index in (whole, broken)))
 
 
-def test_two_that_change_an_index_by_turns(folder, rng):
+def test_two_processes_take_turns(folder, rng):
     """Each knows what the other did before it changes anything, so nothing is lost and no id is given twice."""
     other = IndexFolder.open(folder.path)
     assert folder.add(*made(rng, 5)).tolist() == [300, 301, 302, 303, 304]
@@ -295,7 +321,7 @@ def test_two_that_change_an_index_by_turns(folder, rng):
     assert len(IndexFolder.open(folder.path)) == len(other) == 306
 
 
-def test_while_another_changes_the_index(folder, rng):
+def test_a_locked_index_is_not_changed(folder, rng):
     before = files(folder)
     with alone_in(folder.path):
         for change in (lambda: folder.add(*made(rng, 2)), lambda: folder.remove([1]), folder.compact):
@@ -304,7 +330,7 @@ def test_while_another_changes_the_index(folder, rng):
     assert files(folder) == before
 
 
-def test_what_a_crash_left_is_swept_away_even_if_nothing_changes(folder):
+def test_leftovers_of_a_crash_are_deleted_even_if_nothing_changes(folder):
     before = files(folder)
     for name in ("removed-00007.npy", ".index.json.x.tmp", "part-00009.pieces.npy"):
         (folder.path / name).write_bytes(b"half")
@@ -312,8 +338,8 @@ def test_what_a_crash_left_is_swept_away_even_if_nothing_changes(folder):
     assert files(folder) == before
 
 
-def test_what_is_not_ours_is_left_alone(tmp_path, rng):
-    """An index in a folder that has other things must not sweep them away."""
+def test_foreign_files_are_left_alone(tmp_path, rng):
+    """An index in a folder that has other things must not delete them."""
     for name in (".gitignore", ".part-of-mine"):
         (tmp_path / name).write_text("mine")
     index = IndexFolder.create(tmp_path, 48, MODEL)
@@ -326,11 +352,11 @@ def test_what_is_not_ours_is_left_alone(tmp_path, rng):
     assert mine == {".gitignore", ".part-of-mine", "part-2.docx", "removed-things.txt", "part-00000.pieces.npy.bak"}
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "a.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"holds other things \(a.txt\) and no index"):
+    with pytest.raises(UsageError, match=r"contains other files \(a.txt\) and is no"):
         IndexFolder.create(tmp_path / "letters", 48, MODEL)
 
 
-def test_two_that_make_an_index_at_the_same_time(tmp_path):
+def test_two_processes_cannot_create_one_index(tmp_path):
     with alone_in(tmp_path / "index"), pytest.raises(UsageError, match="another process is writing"):
         IndexFolder.create(tmp_path / "index", 48, MODEL)
 
@@ -339,7 +365,7 @@ def test_two_that_make_an_index_at_the_same_time(tmp_path):
 def test_patterns_are_those_of_the_shell(folder, pattern):
     import fnmatch
 
-    paths = [folder.item(i)["path"] for i in range(300)]
+    paths = [item["path"] for item in folder.lookup(range(300)).values()]
     expected = [i for i, path in enumerate(paths) if fnmatch.fnmatchcase(path, pattern)]
     assert folder.ids_like(pattern).tolist() == expected and bool(expected) == (pattern != "[z-a]*")
 
@@ -358,6 +384,15 @@ def test_all_parts_stay_mapped_after_another_has_compacted(tmp_path, rng):
     for start in range(140):
         index.add(*made(rng, 1, start=start))
     reader = IndexFolder.open(tmp_path)
-    before = [reader.item(i) for i in range(140)]
+    before = reader.lookup(range(140))
     index.compact()
-    assert [reader.item(i) for i in range(140)] == before
+    assert len(before) == 140 and reader.lookup(range(140)) == before
+
+
+def test_names_of_parts_are_never_used_again(folder, rng):
+    """Items are mapped when first asked for: a name used again would show new images under the old ids."""
+    before = {part["name"] for part in folder.facts["parts"]}
+    folder.remove(range(300))
+    folder.compact()
+    folder.add(*made(rng, 10, start=300))
+    assert not before & {part["name"] for part in folder.facts["parts"]}

@@ -1,4 +1,4 @@
-"""A headless Chromium over its DevTools protocol: enough to click, type, paste, drop, look and take pictures."""
+"""A headless Chromium over its DevTools protocol: enough to click, type, paste, drop, look and take screenshots."""
 
 from __future__ import annotations
 

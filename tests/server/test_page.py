@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-
-pytest.importorskip("websocket", reason="websocket-client drives the browser; pip install websocket-client")
-
 from browser import Browser, find_chromium, wait_for
 
 from hashlens.index.folder import IndexFolder
@@ -20,7 +17,7 @@ from hashlens.search import Searcher, open_searcher
 from hashlens.server.app import Limits, create_app
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no chromium on this machine")
-SHOTS = os.environ.get("HASHLENS_SHOTS")  # a folder for pictures of the page, for people to look at
+SHOTS = os.environ.get("HASHLENS_SHOTS")  # a folder for images of the page, for people to look at
 
 
 class Served:
@@ -78,7 +75,7 @@ def browser(running, served):
     running.messages.clear()
     running.requests.clear()
     running.open(served.address)
-    running.until("document.querySelector('#facts').textContent.includes('60 pictures')")
+    running.until("document.querySelector('#facts').textContent.includes('60 images')")
     running.until("document.querySelector('#status').textContent.startsWith('No query')")
     yield running
     assert [m for m in running.messages if "ERR_CONNECTION" not in m and "400" not in m and "404" not in m] == []
@@ -89,14 +86,14 @@ def results(browser, n=20):
 
 
 def test_before_any_query(browser, served):
-    assert browser.text("#facts") == "60 pictures · 20 bits · exact · model made"
+    assert browser.text("#facts") == "60 images · 20 bits · exact · model made"
     assert "It stays on this machine" in browser.text("#query-none")
     assert browser.count("#examples button") == 6
     assert all(address.startswith(served.address) for address in browser.requests)
 
 
 def test_choose_a_file(browser, made):
-    browser.choose_file(made.pictures / "palace" / "003.jpg")
+    browser.choose_file(made.images / "palace" / "003.jpg")
     results(browser)
     assert "20 results in" in browser.text("#status") and browser.text("#query-name") == "003.jpg (96 × 72)"
     assert "20 shown of" in browser.text("#ties") and "exact" in browser.text("#ties")
@@ -107,12 +104,12 @@ def test_choose_a_file(browser, made):
     assert "of 20 bits differ" in browser.text("#hits li:first-child")
     code = browser.text("#query-hex").replace(" ", "")
     assert f"code={code}" in browser.run("location.search")
-    assert browser.run("document.querySelector('#query-picture').src").startswith("blob:")
-    browser.until("document.querySelector('#query-picture').naturalWidth === 96")
+    assert browser.run("document.querySelector('#query-image').src").startswith("blob:")
+    browser.until("document.querySelector('#query-image').naturalWidth === 96")
 
 
 def test_drop_and_paste(browser, made):
-    first, second = ((made.pictures / name / "001.jpg").read_bytes() for name in ("palace", "digit"))
+    first, second = ((made.images / name / "001.jpg").read_bytes() for name in ("palace", "digit"))
     browser.give("dragover", ("x.jpg", b""))
     browser.until("!document.querySelector('#drop-hint').hidden")
     browser.give("drop", ("dropped.jpg", first))
@@ -122,7 +119,7 @@ def test_drop_and_paste(browser, made):
     browser.until("document.querySelector('#query-name').textContent.includes('pasted.jpg')")
     browser.give("drop", ("one.jpg", first), ("two.jpg", second))
     browser.until(
-        "document.querySelector('#status').textContent.includes('One picture at a time: using the first, ‘one.jpg’')"
+        "document.querySelector('#status').textContent.includes('One image at a time: using the first, ‘one.jpg’')"
     )
 
 
@@ -277,10 +274,10 @@ def test_by_keyboard_alone(browser, made):
 
 
 def test_what_cannot_be_searched_for(browser, made):
-    whole = (made.pictures / "palace" / "003.jpg").read_bytes()
+    whole = (made.images / "palace" / "003.jpg").read_bytes()
     for name, content, words in (
-        ("notes.pdf", b"%PDF-1.4 text", "‘notes.pdf’ is not a picture".replace("‘", "'").replace("’", "'")),
-        ("a.jpg", whole[:1_000], "'a.jpg' is cut off after 1.0 kB; save or send it again."),
+        ("notes.pdf", b"%PDF-1.4 text", "Cannot read the image notes.pdf: not a JPEG"),
+        ("a.jpg", whole[:1_000], "a.jpg: truncated; repair or remove it."),
         ("big.jpg", b"\0" * 1_100_000, "1.1 MB: the limit is 1.0 MB (server option --max-upload)."),
     ):
         browser.give("drop", (name, content))
@@ -302,12 +299,12 @@ def test_nothing_near_enough(browser, served, searcher):
     browser.open(f"{served.address}?code={far}&radius=0")
     browser.until(
         "document.querySelector('#status').textContent.startsWith"
-        f"('No picture within 0 bits. The nearest is {nearest} bit')"
+        f"('No image within 0 bits. The nearest is {nearest} bit')"
     )
     browser.run("document.querySelector('#ties button').click()")
     browser.until("document.querySelectorAll('#hits li').length > 0")
     browser.open(f"{served.address}?id=3&label=unheard")
-    browser.until("document.querySelector('#status').textContent === 'No picture has the label ‘unheard’.'")
+    browser.until("document.querySelector('#status').textContent === 'No image has the label ‘unheard’.'")
 
 
 def test_the_server_goes_and_comes_back(browser, served):
@@ -326,15 +323,15 @@ def test_the_server_goes_and_comes_back(browser, served):
 
 
 def test_moved_files_keep_their_place(browser, searcher, made):
-    path = made.pictures / "digit" / "019.jpg"
+    path = made.images / "digit" / "019.jpg"
     path.rename(path.with_suffix(".away"))
-    served = Served(lambda: create_app(searcher))  # one that has not seen the picture before
+    served = Served(lambda: create_app(searcher))  # one that has not seen the image before
     try:
         browser.open(f"{served.address}?id=59&k=100")
         results(browser, 60)
         gone = "[...document.querySelectorAll('#hits .hit')].find(b => b.title.endsWith('digit/019.jpg'))"
         browser.run(f"{gone}.scrollIntoView()")
-        browser.until(f"{gone}.querySelector('img').naturalWidth === 240")  # the drawing; the picture has 96
+        browser.until(f"{gone}.querySelector('img').naturalWidth === 240")  # the drawing; the image has 96
         assert browser.run("fetch('v1/items/59/thumb').then(r => r.text())").count("file moved") == 1
     finally:
         served.stop()
@@ -346,16 +343,14 @@ def test_an_empty_index(running, tmp_path):
     served = Served(lambda: create_app(Searcher(index)))
     try:
         running.open(served.address)
-        running.until(
-            "document.querySelector('#status').textContent.startsWith('This index has no pictures. Add some')"
-        )
+        running.until("document.querySelector('#status').textContent.startsWith('This index has no images. Add some')")
     finally:
         served.stop()
 
 
 @pytest.mark.parametrize(("width", "height"), [(360, 740), (768, 1000), (1440, 1000), (3840, 2000)])
 def test_every_width(browser, served, width, height):
-    """No scrolling sideways, and pictures for people to look at."""
+    """No scrolling sideways, and images for people to look at."""
     browser.size(width, height)
     for scheme in ("light", "dark"):
         browser.scheme(scheme)
@@ -380,13 +375,13 @@ def axe(tmp_path_factory):
     """The text of axe-core, from npm."""
     npm = shutil.which("npm")
     if npm is None:
-        pytest.skip("npm is not on this machine, so axe-core cannot be had")
+        pytest.skip("npm is not on this machine, so there is no axe-core")
     folder = tmp_path_factory.mktemp("axe")
     command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(folder), "axe-core@4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     file = folder / "node_modules" / "axe-core" / "axe.min.js"
     if not file.exists():
-        pytest.skip(f"npm cannot get axe-core: {done.stderr.strip().splitlines()[-1:]}")
+        pytest.skip(f"npm could not download axe-core: {done.stderr.strip().splitlines()[-1:]}")
     return file.read_text(encoding="utf-8")
 
 

@@ -1,17 +1,19 @@
-"""The command line: one command a stage; results on standard output, progress on standard error."""
+"""The command line: one command per stage; results on standard output, progress on standard error."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import hashlens
-from hashlens.cli import about, compare, data, index, search, train
-from hashlens.errors import HashlensError, StorageError
+from hashlens.cli import about, data, encode, index, results, search, train
+from hashlens.errors import EXTRAS, HashlensError, MissingExtra, Stopped, StorageError
+
+ClickException: Any = typer.BadParameter.__mro__[2]  # typer contains a click of its own, or uses the public one
 
 app = typer.Typer(
     help="Similar-image search with short binary codes. Start with: hashlens demo",
@@ -20,32 +22,44 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for commands in (train, search, index, data, compare, about):  # in the order of use, which is that of --help
+for commands in (train, encode, search, index, data, results, about):  # in the order of --help
     app.add_typer(commands.app)
 
 
 def main() -> None:
-    """Run a command; a mistake of the user's is one sentence on stderr and a non-zero exit code, never a traceback."""
-    # torch's threads spin for some microseconds when they wait, then sleep: sleeping at once costs a fifth of the
-    # training speed, spinning for long takes the cores from whatever else runs
+    """Run a command; a user error is one sentence on stderr and a non-zero exit code, never a traceback."""
+    # torch's idle threads spin briefly, then sleep: sleeping at once costs a fifth of the training speed, spinning
+    # for long starves other processes
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names can be any bytes
     try:
-        app()
-    except HashlensError as error:
-        print(f"error: {error.message}", file=sys.stderr)
+        sys.exit(app(standalone_mode=False) or 0)
+    except ClickException as error:
+        help_asked = type(error).__name__ == "NoArgsIsHelpError"
+        where = error.ctx.command_path if getattr(error, "ctx", None) else "hashlens"
+        message = error.format_message().rstrip(".")
+        print(message if help_asked else f"error: {message}; see: {where} --help", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except HashlensError as error:
+        print(error.message if isinstance(error, Stopped) else f"error: {error.message}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            raise
+        print(f"error: {MissingExtra(module, 'this command').message}", file=sys.stderr)
+        sys.exit(MissingExtra.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
         print("stopped; run the same command again to start over", file=sys.stderr)
         sys.exit(130)
     except MemoryError:
-        print("error: not enough memory; try a smaller --image-size or fewer pictures", file=sys.stderr)
+        print("error: not enough memory; try a smaller --image-size or fewer images", file=sys.stderr)
         sys.exit(StorageError.exit_code)
-    except BrokenPipeError:  # the reader of our output has gone
+    except BrokenPipeError:  # the reader of our output is gone
         sys.stderr.close()
         sys.exit(141)
-    except OSError as error:  # a path that is too long, a disk that is gone
+    except OSError as error:  # a path that is too long, a disk that was removed
         name = f"{error.filename}: " if error.filename else ""
         print(f"error: {name}{error.strerror or error}; check the path and the disk", file=sys.stderr)
         sys.exit(StorageError.exit_code)

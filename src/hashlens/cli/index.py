@@ -1,4 +1,4 @@
-"""The commands of the index: build, add, remove, compact, verify, copy, plan."""
+"""The commands of the index: build, add, remove, compact, tables, verify, copy, plan."""
 
 from __future__ import annotations
 
@@ -9,37 +9,45 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hashlens.cli.options import JSON, QUIET, without_secrets
+from hashlens.cli.search import SET
 from hashlens.errors import UsageError
 from hashlens.files import quoted
+from hashlens.index import ENGINES
 from hashlens.progress import Progress
 
 if TYPE_CHECKING:
     from hashlens.index.folder import IndexFolder
 
 app = typer.Typer()
-index_app = typer.Typer(help="Make codes searchable, and keep them so.", no_args_is_help=True)
+index_app = typer.Typer(help="Build and maintain an index.", no_args_is_help=True)
 app.add_typer(index_app, name="index")
 
 INDEX = Annotated[Path, typer.Argument(help="Folder of the index.")]
-CODES = Annotated[list[Path], typer.Argument(help="Folders of codes that hashlens encode wrote.")]
+CODES = Annotated[list[Path], typer.Argument(help="Folders of codes, made by hashlens encode, or of runs.")]
 
 
 @index_app.command()
 def build(
     codes: CODES,
     out: Annotated[Path, typer.Option(help="Folder of the new index.")] = Path("index"),
+    radius_tables: Annotated[
+        bool, typer.Option("--radius-tables", help="Also write tables that make search with a small --radius faster.")
+    ] = False,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Make an index of codes. Stopped or killed, the same command goes on."""
+    """Build an index from codes. Rerun the same command to resume."""
+    from hashlens.codes.folder import open_together, require_complete
     from hashlens.index.folder import IndexFolder
-    from hashlens.shards import open_together
 
     folders = open_together(codes)
+    require_complete(folders)
     if (out / "index.json").exists():
-        index = IndexFolder.open(out)
+        index = _open(out)
+        if radius_tables:
+            index.set_radius_tables(True)
     else:
-        index = IndexFolder.create(out, folders[0].n_bits, folders[0].model)
+        index = IndexFolder.create(out, folders[0].n_bits, folders[0].model, radius_tables=radius_tables)
     _add(index, codes, False, Progress(quiet), as_json)
 
 
@@ -47,22 +55,21 @@ def build(
 def add(
     index: INDEX,
     codes: CODES,
-    again: Annotated[bool, typer.Option("--again", help="Add also what was removed from the index.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also add images that were removed from the index.")] = False,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Add codes to an index; pictures that are in it, with the same path and code, or were removed, are left out."""
-    from hashlens.index.folder import IndexFolder
-
-    _add(IndexFolder.open(index), codes, again, Progress(quiet), as_json)
+    """Add codes to an index; images that it already has (same path and code) or that were removed are skipped."""
+    _add(_open(index), codes, again, Progress(quiet), as_json)
 
 
 def _add(index: IndexFolder, codes: list[Path], again: bool, progress: Progress, as_json: bool) -> None:
-    from hashlens.shards import open_together, require_complete, shards_in_order
+    from hashlens.codes.folder import open_together, require_complete, shards_in_order
+    from hashlens.codes.model import ModelFolder
 
     folders = open_together(codes)
     require_complete(folders)
-    index.require_model(folders[0].model["fingerprint"])
+    ModelFolder.require_same(index.model, folders[0].model, index.path)
     added = 0
     shards = shards_in_order(folders)
     with progress.bar("codes", sum(shard.n for shard in shards)) as advance:
@@ -76,103 +83,112 @@ def _add(index: IndexFolder, codes: list[Path], again: bool, progress: Progress,
         print(json.dumps(result))
         return
     known = sum(shard.n for shard in shards) - added
-    why = "were there already" if again or not index.has_removed else "were there already or had been removed"
-    print(f"{added:,} codes added to {index.path}" + (f", {known:,} {why}" if known else ""))
-    print(f"{len(index):,} pictures of {index.n_bits} bits\nnext     hashlens search {quoted(index.path)} picture.jpg")
+    print(f"{added:,} codes added to {index.path}" + (f", {known:,} were already there or removed" if known else ""))
+    print(f"{len(index):,} images of {index.n_bits} bits\nnext     hashlens search {quoted(index.path)} image.jpg")
 
 
 @index_app.command()
 def remove(
     index: INDEX,
-    ids: Annotated[str | None, typer.Option(help="Between commas.")] = None,
-    path: Annotated[str | None, typer.Option(help="A pattern such as '*/cache/*'; quote it.")] = None,
-    label: Annotated[str | None, typer.Option(help="All pictures that have this label.")] = None,
+    ids: Annotated[str | None, typer.Option(help="Ids separated by commas.")] = None,
+    path: Annotated[
+        str | None, typer.Option(help="All images whose path matches a pattern such as '*/cache/*'; quote it.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="All images with this label.")] = None,
     as_json: JSON = False,
 ) -> None:
-    """Remove pictures from an index by id, path or label; their files are not touched."""
-    from hashlens.index.folder import IndexFolder
-
+    """Remove images from an index by id, path or label; their files are not touched."""
     if (ids is not None) + (path is not None) + (label is not None) != 1:
-        raise UsageError("say which to remove by one of --ids, --path and --label")
-    folder = IndexFolder.open(index)
+        raise UsageError("give exactly one of --ids, --path and --label")
+    folder = _open(index)
     wanted: Any
     if ids is not None:
         wanted = _numbers(ids)
     else:
         wanted = folder.ids_like(path) if path is not None else folder.ids_with(label or "")
-    result = {"removed": folder.remove(wanted), "n": len(folder), "index": str(index)}
-    print(json.dumps(result) if as_json else f"{result['removed']:,} removed, {len(folder):,} left in {index}")
+    n = folder.remove(wanted)
+    _show(folder, as_json, f"removed {n:,}, {len(folder):,} left in {index}", removed=n)
 
 
 @index_app.command()
 def compact(index: INDEX, as_json: JSON = False) -> None:
-    """Give back the room of removed pictures and join small parts; ids stay the same."""
-    from hashlens.index.folder import IndexFolder
+    """Reclaim the space of removed images and join small parts; ids stay the same."""
+    folder = _open(index)
+    n = folder.compact()
+    _show(folder, as_json, f"reclaimed {n:,}, {len(folder):,} left in {index}", reclaimed=n)
 
-    folder = IndexFolder.open(index)
-    result = {"reclaimed": folder.compact(), "n": len(folder), "index": str(index)}
-    print(
-        json.dumps(result) if as_json else f"the room of {result['reclaimed']:,} pictures is free, {len(folder):,} left"
-    )
+
+@index_app.command()
+def tables(
+    index: INDEX,
+    drop: Annotated[bool, typer.Option("--drop", help="Delete them instead.")] = False,
+    as_json: JSON = False,
+) -> None:
+    """Write tables that make search with a small --radius faster; later additions get them too."""
+    folder = _open(index)
+    folder.set_radius_tables(not drop)
+    _show(folder, as_json, f"radius tables of {index} {'deleted' if drop else 'written'}", radius_tables=not drop)
 
 
 @index_app.command()
 def verify(index: INDEX, as_json: JSON = False) -> None:
     """Compare every file of an index with its checksum."""
+    folder = _open(index)
+    n = folder.verify()
+    _show(folder, as_json, f"{n:,} files are intact, {len(folder):,} images", files=n)
+
+
+def _open(path: Path) -> IndexFolder:
     from hashlens.index.folder import IndexFolder
 
-    folder = IndexFolder.open(index)
-    result = {"files": folder.verify(), "n": len(folder), "index": str(index)}
-    print(
-        json.dumps(result)
-        if as_json
-        else f"{result['files']:,} files are as they were written, {len(folder):,} pictures"
-    )
+    return IndexFolder.open(path)
+
+
+def _show(folder: IndexFolder, as_json: bool, sentence: str, **facts: Any) -> None:
+    print(json.dumps(facts | {"n": len(folder), "index": str(folder.path)}) if as_json else sentence)
 
 
 @index_app.command()
 def copy(
     index: INDEX,
-    engine: Annotated[str, typer.Option(help="milvus, pgvector or faiss (approximate).")],
-    to: Annotated[str, typer.Option(help="Its address, connection or folder.")],
-    collection: Annotated[str | None, typer.Option(help="One of several in the same milvus or pgvector.")] = None,
+    engine: Annotated[str, typer.Option(help=f"One of {', '.join(ENGINES)}.")],
+    to: Annotated[str, typer.Option(help="; ".join(f"{name}: {place}" for name, (_, place) in ENGINES.items()))],
+    settings: SET = None,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Copy the codes and ids of an index to a search engine. Stopped or killed, the same command goes on."""
+    """Copy the codes and ids of an index to a search engine. Rerun the same command to resume."""
     from contextlib import closing
 
     from hashlens.index.engines import copy_index, open_engine
-    from hashlens.index.folder import IndexFolder
 
-    folder = IndexFolder.open(index)
-    with closing(open_engine(engine, folder.n_bits, to, collection=collection)) as there:
+    folder = _open(index)
+    with closing(open_engine(engine, folder.n_bits, to, settings or ())) as there:
         result = copy_index(folder, there, Progress(quiet))
     if as_json:
         print(json.dumps(result | {"n_bits": folder.n_bits, "engine": engine, "index": str(index)}))
         return
-    known = f", {result['known']:,} were there already" if result["known"] else ""
+    known = f", {result['known']:,} were already there" if result["known"] else ""
     print(f"{result['added']:,} codes copied to {engine}{known}")
     if result["n"] > len(folder):
-        print(f"{result['n'] - len(folder):,} that are no longer in {index} are still there")
-    place = f"--engine {engine} --at {without_secrets(to)}"
-    place += f" --collection {quoted(collection)}" if collection else ""
-    print(f"next     hashlens search {quoted(index)} picture.jpg {place}")
+        print(f"{engine} still has codes that were removed from {index}: {result['n'] - len(folder):,}")
+    place = f"--engine {engine} --at {without_secrets(to)}" + "".join(f" --set {quoted(one)}" for one in settings or ())
+    print(f"next     hashlens search {quoted(index)} image.jpg {place}")
 
 
 @index_app.command("plan")
 def plan_(
-    n: Annotated[str, typer.Option(help="Number of pictures, such as 1000000 or 1e9.")],
+    n: Annotated[str, typer.Option(help="Number of images, such as 1000000 or 1e9.")],
     bits: Annotated[int, typer.Option(help="Length of the codes.")] = 48,
     as_json: JSON = False,
 ) -> None:
-    """Tell what an index of that size needs before any work is done."""
+    """Show how much memory and disk an index of that size needs."""
     from hashlens.index.plan import describe_plan, plan
 
     try:
         number = int(float(n))
     except (ValueError, OverflowError) as error:
-        raise UsageError(f"--n takes a number such as 1000000 or 1e9, not {n}") from error
+        raise UsageError(f"--n must be a number such as 1000000 or 1e9, got {n}") from error
     found = plan(number, bits)
     print(json.dumps(found) if as_json else describe_plan(found))
 
@@ -180,5 +196,5 @@ def plan_(
 def _numbers(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not all(word.isascii() and word.isdigit() and len(word) < 19 for word in words):
-        raise UsageError(f"--ids takes whole numbers between commas, such as 3,17, not {text}")
+        raise UsageError(f"--ids must be integers separated by commas, such as 3,17, got {text}")
     return [int(word) for word in words]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hashlens.data.sources import SOURCES, Columns
+from hashlens.errors import UsageError
 from hashlens.files import quoted
 from hashlens.progress import Progress
 
@@ -19,12 +21,18 @@ if TYPE_CHECKING:
 
 JSON = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
-SEED = Annotated[int, typer.Option(min=0, help="Of the split, the initial weights and the order of pictures.")]
-TABLES: dict[str, Any] = {"rich_help_panel": "Tables and Hugging Face datasets"}
-COLUMN = Annotated[str | None, typer.Option(help="Its name, where it is not the usual one.", **TABLES)]
-FROM_FILE = Annotated[
-    Path | None, typer.Option(help="An archive of CIFAR-10 that you have: cifar-10-python.tar.gz or -binary.")
+SEED = Annotated[int, typer.Option(min=0, help="Seed for the split, initial weights and batch order.")]
+SOURCE = Annotated[str, typer.Argument(help=f"Images: {', '.join(SOURCES.values())}.")]
+COLUMNS = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        metavar="NAME=COLUMN",
+        help="Column of a table or Hugging Face dataset, if not the default: path=COLUMN, labels=COLUMN, split=COLUMN,"
+        " or separator=CHARACTER between labels. May be repeated.",
+    ),
 ]
+FROM_FILE = Annotated[Path | None, typer.Option(help="Local archive of CIFAR-10: cifar-10-binary.tar.gz.")]
 
 
 @contextmanager
@@ -47,7 +55,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def without_secrets(address: str) -> str:
-    """The address of an engine as a shell takes it; one that may hold a password is not for the screen."""
+    """The address of an engine as a shell takes it; one that may contain a password is not shown."""
     return "ADDRESS" if "@" in address or "password" in address.lower() else quoted(address)
 
 
@@ -63,16 +71,28 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def chosen_columns(texts: list[str] | None) -> Columns:
+    """What --column says, once or several times."""
+    found = {}
+    for text in texts or []:
+        name, _, column = text.partition("=")
+        if name not in ("path", "labels", "split", "separator") or not column:
+            raise UsageError(f"--column takes path=, labels=, split= or separator= and a column, got {text!r}")
+        found[name] = column
+    return Columns(**found)
+
+
 def open_source_of(config: dict[str, Any], from_file: Path | None, progress: Progress) -> Source:
     """What a run's configuration names."""
-    from hashlens.data import open_source
-    from hashlens.runs import columns_of
+    from hashlens.data import open_source, readable
+    from hashlens.results.runs import columns_of
 
-    return open_source(
+    source = open_source(
         config["source"],
         from_file=from_file,
         progress=progress.say,
         columns=columns_of(config),
         quirk=config.get("quirk"),
-        labelled="triplets" not in config,
+        labels="optional" if "triplets" in config else "required",
     )
+    return readable(source, progress.say)

@@ -1,8 +1,7 @@
-"""Arrays, files or PIL pictures in; uint8 (n, size, size, 3) RGB batches for a network, or thumbnails, out.
+"""Images from arrays, files or PIL images, as uint8 (n, size, size, 3) RGB batches or thumbnails.
 
-A picture is read the same way wherever it comes from: first frame, turned upright by its EXIF, grey of more
-than 8 bits scaled to 8, transparency laid on white, then RGB. Files are decoded to the end, so that a
-truncated one is an error and never half a grey picture.
+An image is read the same way wherever it comes from: first frame, turned upright by its EXIF, grey of more than 8 bits
+scaled to 8, transparency on white, then RGB. Files are decoded to the end: a truncated one is an error.
 """
 
 from __future__ import annotations
@@ -11,117 +10,154 @@ import hashlib
 import io
 import os
 import re
-import time
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from hashlens.errors import DataError, UsageError
-from hashlens.threads import in_threads, n_threads, shares
+from hashlens.machine import in_threads, shares
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_PIXELS = 89_478_485  # Pillow's own default: 256 MB of RGB
 
-# Only these decoders are tried, whatever a file is called: others (EPS, for one) start outside programs.
+# only these decoders are tried, whatever the file name: others, such as EPS, start other programs
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 
-Progress = Callable[[str], object]  # like print: it is given one line of text now and then
+MAX_BYTES = 2**28  # of one file
+INSIDE = "::"  # shards/00000.tar::cats/1.jpg; a name inside a tar file is never used as a path
 
 
-class Images(ABC):
-    """A sequence of pictures that are decoded when they are asked for; row i has the name `names[i]`."""
+class UnreadableImage(DataError):
+    """A file that is damaged or not an image; `reason` says why in a few words."""
+
+    def __init__(self, name: object, reason: str):
+        super().__init__(f"cannot read the image {name}: {reason}; repair or remove it")
+        self.reason = reason
+
+
+class Images:
+    """A sequence of images, decoded on demand; row i has the name `names[i]`."""
 
     names: Sequence[str]
+    in_memory = False
+    labels: Any = None  # given with the images; a selection (images[rows]) has none
+    _rows: np.ndarray  # of what the images are taken from
 
-    @abstractmethod
-    def picture(self, row: int, at_least: int | None = None) -> Image.Image:
-        """One whole picture in RGB; a JPEG may come reduced, with a shorter side of `at_least` or more."""
+    def open(self, row: int) -> Path | io.BytesIO:
+        """The file of an image, or its bytes, if it is stored as such."""
+        raise NotImplementedError
 
-    @abstractmethod
+    def data(self, row: int) -> bytes:
+        file = self.open(row)
+        return file.read_bytes() if isinstance(file, Path) else file.getvalue()
+
+    def image(self, row: int, at_least: int | None = None) -> Image.Image:
+        """One whole image in RGB; a JPEG may come reduced, with a shorter side of `at_least` or more."""
+        file: Path | io.BytesIO = io.BytesIO()
+        try:
+            file = self.open(row)
+            return decode(file, at_least)[0]
+        except Exception as error:  # a damaged file makes Pillow raise nearly anything
+            raise UnreadableImage(getattr(self, "root", Path()) / self.names[row], reason(file, error)) from error
+
     def __getitem__(self, rows: Any) -> Images:
-        """The pictures at `rows` (indices, slice or mask), without copying or decoding them."""
+        """The images at `rows` (indices, slice or mask), without copying or decoding them."""
+        chosen = self._indices(rows)
+        view = copy(self)
+        view.__dict__.pop("labels", None)
+        view._rows = self._rows[chosen]
+        view.names = tuple(self.names[row] for row in chosen)
+        return view
 
-    @abstractmethod
     def fingerprint(self) -> str:
-        """sha256 of what the pictures are, in order: the key of everything computed from them."""
+        """sha256 of the images in order: the key of everything computed from them and cached."""
+        raise NotImplementedError  # for images that are read once, such as queries
 
     def __len__(self) -> int:
         return len(self.names)
 
     def read(self, rows: Any, size: int) -> np.ndarray:
-        """The pictures at `rows` as uint8 (len(rows), size, size, 3): shorter side to `size`, centre crop."""
+        """The images at `rows` as uint8 (len(rows), size, size, 3): shorter side to `size`, centre crop."""
         rows = self._indices(rows)
         batch = np.empty((len(rows), size, size, 3), np.uint8)
 
         def fill(part: slice) -> None:
             for i in range(part.start, part.stop):
-                batch[i] = crop(self.picture(int(rows[i]), at_least=size), size)
+                batch[i] = crop(self.image(int(rows[i])), size)  # decoded in full: codes depend on all pixels
 
         with quiet_pillow():
             in_threads(fill, shares(len(rows)))  # Pillow decodes and resizes without the GIL
         return batch
 
     def thumbnail(self, row: int, size: int = 96) -> Image.Image:
-        """The whole picture, shrunk (never enlarged) to fit a square of `size`."""
+        """The whole image, shrunk (never enlarged) to fit a square of `size`."""
         with quiet_pillow():
-            image = self.picture(row, at_least=size).copy()
+            image = self.image(row, at_least=size).copy()
         image.thumbnail((size, size), Image.Resampling.BICUBIC)
         return image
+
+    def paths(self) -> list[str]:
+        """Names that do not depend on the current folder."""
+        return list(self.names)
+
+    def why_unreadable(self, row: int) -> str | None:
+        """Decode one image; return the reason if that fails."""
+        try:
+            with quiet_pillow():
+                # at_least=1 decodes a JPEG at an eighth of its size: read to the end, but faster
+                self.image(row, at_least=1)
+        except UnreadableImage as error:
+            return error.reason
+        return None
 
     def _indices(self, rows: Any) -> np.ndarray:
         return np.atleast_1d(np.arange(len(self))[rows])
 
 
 class ArrayImages(Images):
-    """Pictures in memory: uint8 (n, h, w, 3) colour or (n, h, w) grey, or a list of single ones."""
+    """Images in memory: uint8 (n, h, w, 3) colour or (n, h, w) grey, or a list of single ones."""
+
+    in_memory = True
 
     def __init__(self, array: np.ndarray | Sequence[np.ndarray], names: Sequence[str] | None = None):
-        if isinstance(array, np.ndarray) and array.ndim not in (3, 4):
+        if isinstance(array, np.ndarray) and (array.ndim not in (3, 4) or (array.ndim == 3 and array.shape[-1] == 3)):
             raise DataError(
-                f"an array of pictures has the shape (n, h, w, 3) or (n, h, w), not {array.shape};"
-                " put a single picture in a list"
+                f"an array of images must have the shape (n, h, w, 3) or (n, h, w), got {array.shape};"
+                " put a single image in a list"
             )
-        if isinstance(array, np.ndarray) and array.ndim == 3 and array.shape[-1] == 3:
-            raise DataError(f"an array of shape {array.shape} looks like a single picture; put it in a list")
-        # one check does for a whole array: its pictures are alike
-        for picture in array[:1] if isinstance(array, np.ndarray) else array:
-            if picture.dtype != np.uint8:
-                raise DataError(f"pictures are uint8 from 0 to 255, not {picture.dtype}; convert them first")
-            if not (picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] == 3)) or picture.size == 0:
-                raise DataError(f"a picture has the shape (h, w, 3) or (h, w), not {picture.shape}")
+        for image in array[:1] if isinstance(array, np.ndarray) else array:
+            if image.dtype != np.uint8:
+                raise DataError(f"images must be uint8 from 0 to 255, got {image.dtype}; convert them first")
+            if not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)) or image.size == 0:
+                raise DataError(f"an image must have the shape (h, w, 3) or (h, w), got {image.shape}")
         if names is not None and len(names) != len(array):
-            raise DataError(f"{len(names):,} names were given for {len(array):,} pictures; give one for each")
+            raise DataError(f"{len(names):,} names for {len(array):,} images; give one each")
         self._array = array
         self._rows = np.arange(len(array))
         self.names = tuple(names) if names is not None else tuple(f"{row:05d}" for row in self._rows)
 
-    def __getitem__(self, rows: Any) -> ArrayImages:
-        chosen = self._indices(rows)
-        view = object.__new__(ArrayImages)
-        view._array = self._array
-        view._rows = self._rows[chosen]
-        view.names = tuple(self.names[row] for row in chosen)
-        return view
-
     @property
     def tiny_grey(self) -> bool:
-        """Whether these are grey pictures of at most 28 x 28, such as handwritten digits."""
+        """Whether these are grey images of at most 28 x 28, like handwritten digits."""
         return isinstance(self._array, np.ndarray) and self._array.ndim == 3 and max(self._array.shape[1:]) <= 28
 
     @property
     def side(self) -> int | None:
-        """Pixels a side, if all pictures are squares of one size."""
+        """Height and width, if all images are squares of one size."""
         shape = self._array.shape[1:3] if isinstance(self._array, np.ndarray) else (0, 1)
         return int(shape[0]) if shape[0] == shape[1] else None
 
-    def picture(self, row: int, at_least: int | None = None) -> Image.Image:
+    def image(self, row: int, at_least: int | None = None) -> Image.Image:
         return Image.fromarray(self._array[self._rows[row]]).convert("RGB")
 
     def read(self, rows: Any, size: int) -> np.ndarray:
@@ -133,7 +169,7 @@ class ArrayImages(Images):
             if height == width == size:
                 return batch
             if 4 <= height == width < size:
-                from hashlens.data.enlarging import enlarge  # numba is loaded only where it is used
+                from hashlens.data.resize import enlarge  # numba is loaded only where it is used
 
                 return enlarge(batch, size)
         return super().read(rows, size)
@@ -141,113 +177,218 @@ class ArrayImages(Images):
     def fingerprint(self) -> str:
         digest = hashlib.sha256(b"array")
         for row in self._rows:
-            picture = np.ascontiguousarray(self._array[int(row)])
-            digest.update(f"{picture.shape}".encode())
-            digest.update(picture.data)
+            image = np.ascontiguousarray(self._array[int(row)])
+            digest.update(f"{image.shape}".encode())
+            digest.update(image.data)
         return digest.hexdigest()
 
 
-class FileImages(Images):
-    """Picture files below a folder, named by their paths relative to it."""
+class Names(Sequence[str]):
+    """A column of paths as names below a folder, made on demand: a list of ten million would take gigabytes."""
 
-    def __init__(self, root: str | os.PathLike[str], paths: Iterable[str | os.PathLike[str]]):
+    def __init__(self, paths: pa.ChunkedArray, root: Path):
+        self._paths, self._root = paths, root
+        self._prefix = f"{root.as_posix()}/".replace("//", "/")
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._paths[int(row)].as_py().removeprefix(self._prefix)
+
+    def take(self, rows: np.ndarray) -> Names:
+        return Names(self._paths.take(rows), self._root)
+
+
+class FileImages(Images):
+    """Image files, or members of tar files, named by their paths below a folder.
+
+    `places` has the offset and the number of bytes of each member of a tar file, (n, 2).
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        paths: Names | Iterable[str | os.PathLike[str]],
+        places: np.ndarray | None = None,
+    ):
         self.root = Path(root)
-        self.names = tuple(Path(path).as_posix() for path in paths)
+        self.names = paths if isinstance(paths, Names) else tuple(Path(path).as_posix() for path in paths)
+        self._places = places
+
+    @classmethod
+    def of(cls, table: pa.Table, root: Path = Path("/")) -> FileImages:
+        """The files of a source's table."""
+        inside = "offset" in table.column_names
+        places = np.stack([table["offset"].to_numpy(), table["size"].to_numpy()], 1) if inside else None
+        return cls(root, Names(table["path"], root), places)
 
     def __getitem__(self, rows: Any) -> FileImages:
-        return FileImages(self.root, [self.names[row] for row in self._indices(rows)])
+        rows = self._indices(rows)
+        names = self.names.take(rows) if isinstance(self.names, Names) else [self.names[row] for row in rows]
+        return FileImages(self.root, names, None if self._places is None else self._places[rows])
 
-    def picture(self, row: int, at_least: int | None = None) -> Image.Image:
-        path = self.root / self.names[row]
-        try:
-            return decode(path, at_least)[0]
-        except Exception as error:  # a damaged file makes Pillow raise nearly anything
-            raise DataError(
-                f"cannot read the picture {path}: {reason(path, error)}; mend it or take it away"
-            ) from error
+    def paths(self) -> list[str]:
+        return [(self.root / name).absolute().as_posix() for name in self.names]
+
+    def file(self, row: int) -> Path:
+        """The image file, or the tar file that contains it."""
+        name = self.names[row]
+        return self.root / (name if self._places is None else tar_of(name))
+
+    def open(self, row: int) -> Path | io.BytesIO:
+        if self._places is None:
+            return self.file(row)
+        offset, n_bytes = self._places[row].tolist()
+        if n_bytes > MAX_BYTES:
+            raise OSError(f"{n_bytes / 1e6:,.0f} MB, limit {MAX_BYTES / 1e6:,.0f}")
+        with self.file(row).open("rb") as file:
+            file.seek(offset)
+            content = file.read(n_bytes)
+        if len(content) < n_bytes:
+            raise EOFError
+        return io.BytesIO(content)
+
+    def marks(self) -> list[str]:
+        """What changes with a file: size and times, and the place in a tar file."""
+        found = []
+        for row in range(len(self)):
+            try:
+                status = self.file(row).stat()
+                place = "" if self._places is None else f" {self._places[row].tolist()}"
+                found.append(f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}{place}")
+            except OSError:
+                found.append("gone")  # not remembered, because it fails the check
+        return found
 
     def fingerprint(self) -> str:
-        """Of names, sizes, times, and some bytes from the middle: two folders can be equal in all the rest."""
+        """Hash of names, sizes, times, and bytes from the middle: two folders can be equal in all the rest."""
         digest = hashlib.sha256(b"files")
-        for name in self.names:
+        for row, name in enumerate(self.names):
             try:
-                with (self.root / name).open("rb") as file:
+                with self.file(row).open("rb") as file:
                     status = os.fstat(file.fileno())
-                    file.seek(status.st_size // 2)
+                    start, n_bytes = (0, status.st_size) if self._places is None else self._places[row].tolist()
+                    file.seek(start + n_bytes // 2)
                     sample = file.read(64)
             except OSError as error:
-                raise DataError(
-                    f"the picture {self.root / name} cannot be found any more ({error.strerror});"
-                    " put it back or open the folder again"
-                ) from error
-            digest.update(os.fsencode(name) + f"\0{status.st_size}\0{status.st_mtime_ns}\n".encode() + sample)
+                raise DataError(f"cannot read the image {self.root / name} ({error.strerror}); restore it") from error
+            digest.update(os.fsencode(name) + f"\0{n_bytes}\0{status.st_mtime_ns}\n".encode() + sample)
+        return digest.hexdigest()
+
+
+def tar_of(path: str) -> str:
+    """The tar file that contains an image."""
+    return path[: path.index(f".tar{INSIDE}") + len(".tar")]
+
+
+class ItemImages(Images):
+    """Images of a torch Dataset, or any sequence of images, made on demand."""
+
+    def __init__(self, items: Any):
+        self._items, self._rows = items, np.arange(len(items))
+        self.names = tuple(f"{row:05d}" for row in self._rows)
+
+    def image(self, row: int, at_least: int | None = None) -> Image.Image:
+        return Image.fromarray(pixels(self._items[int(self._rows[row])])).convert("RGB")
+
+    @cached_property
+    def labels(self) -> Any:
+        """The second element of each item; torchvision has them in `targets`, where no image is decoded."""
+        targets = getattr(self._items, "targets", None)
+        if targets is not None and len(targets) == len(self._items):
+            return np.asarray(targets)[self._rows]
+        items = (self._items[int(row)] for row in self._rows)
+        found = [np.asarray(item[1]) for item in items if isinstance(item, tuple | list)]
+        return np.stack(found) if found else None
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(b"items")
+        for row in range(len(self)):
+            image = self.image(row)
+            digest.update(f"{image.size}".encode() + image.tobytes())
         return digest.hexdigest()
 
 
 def as_images(x: Any) -> Images:
-    """Images, a uint8 array of them, or a list of paths, of PIL pictures or of uint8 arrays -> Images."""
-    accepted = "Images, a uint8 array (n, h, w, 3), or a list of paths, PIL pictures or uint8 arrays"
+    """Anything ACCEPTED as Images, with `labels` if they came with the images."""
     if isinstance(x, Images):
         return x
+    if isinstance(getattr(x, "images", None), Images):  # a Source
+        x.images.labels = x.labels
+        return x.images
     if isinstance(x, np.ndarray):
         return ArrayImages(x)
+    if hasattr(x, "cast_column"):  # a Hugging Face dataset
+        from hashlens.data.kinds.huggingface import images_of
+
+        return images_of(x)
+    if hasattr(x, "dataset") and hasattr(x, "__iter__"):  # a torch DataLoader, read once in its own order
+        batches = list(x)
+        images = ArrayImages([pixels(one) for batch in batches for one in _first(batch)])
+        if isinstance(batches[0], tuple | list):
+            images.labels = np.concatenate([np.asarray(batch[1]) for batch in batches])
+        return images
+    is_other = isinstance(x, str | bytes | list | tuple | dict) or hasattr(x, "__array__")
+    if hasattr(x, "__getitem__") and hasattr(x, "__len__") and not is_other:
+        return ItemImages(x)  # a torch Dataset
     if not isinstance(x, list | tuple):
-        raise UsageError(f"pictures come as {accepted}, not {type(x).__name__}; put a single one in a list")
+        raise UsageError(f"images must be {ACCEPTED}, got {type(x).__name__}; put a single image in a list")
     if not x:
-        raise DataError(f"there are no pictures in an empty list; give {accepted}")
+        raise DataError(f"the list of images is empty; give {ACCEPTED}")
     if all(isinstance(item, str | os.PathLike) for item in x):
         return FileImages("", x)
     if all(isinstance(item, np.ndarray) for item in x):
         return ArrayImages(x)
     if all(isinstance(item, Image.Image) for item in x):
-        with quiet_pillow():
-            return ArrayImages([np.asarray(rgb(upright(item))) for item in x])
+        return ArrayImages([pixels(item) for item in x])
     kinds = ", ".join(sorted({type(item).__name__ for item in x}))
-    raise UsageError(f"pictures come as {accepted}; this list holds {kinds}")
+    raise UsageError(f"images must be {ACCEPTED}, got a list of {kinds}")
 
 
-def check_readable(
-    paths: Sequence[str], root: str | os.PathLike[str], progress: Progress | None = None
-) -> tuple[dict[str, tuple[int, int]], list[tuple[str, str]]]:
-    """Decode every file once: the good paths with their (width, height), the bad ones with a reason."""
-    root = Path(root)
+ACCEPTED = (
+    "Images, a Source, a uint8 array (n, h, w, 3), a list of paths, PIL images or uint8 arrays, a torch Dataset or"
+    " DataLoader, or a Hugging Face dataset"
+)
 
-    def examine(part: Sequence[str]) -> list[tuple[int, int] | str]:
-        found: list[tuple[int, int] | str] = []
-        for path in part:
-            try:
-                # at_least=1 lets a JPEG come at an eighth of its size: still read to the end, but quicker
-                found.append(decode(root / path, at_least=1)[1])
-            except Exception as error:
-                found.append(reason(root / path, error))
-        return found
 
-    good: dict[str, tuple[int, int]] = {}
-    bad: list[tuple[str, str]] = []
-    parts = [paths[start : start + 32] for start in range(0, len(paths), 32)]
-    last_said = time.monotonic()
-    with quiet_pillow(), ThreadPoolExecutor(n_threads()) as pool:
-        for part, found in zip(parts, pool.map(examine, parts), strict=True):
-            for path, size_or_reason in zip(part, found, strict=True):
-                if isinstance(size_or_reason, str):
-                    bad.append((path, size_or_reason))
-                else:
-                    good[path] = size_or_reason
-            if progress and time.monotonic() - last_said > 2:
-                progress(f"checked {len(good) + len(bad):,} of {len(paths):,}, {len(bad):,} unreadable")
-                last_said = time.monotonic()
-    return good, bad
+def _first(item: Any) -> Any:
+    """The image of an item, or the images of a batch, without labels."""
+    return item[0] if isinstance(item, tuple | list) else item
+
+
+def pixels(item: Any) -> np.ndarray:
+    """A PIL image, or an array or tensor (h, w, 3) or (3, h, w), as uint8 (h, w, 3) or (h, w).
+
+    Floating values are within [0, 1], as from torchvision's ToTensor, which rounding 255 x undoes exactly.
+    """
+    item = _first(item)
+    if isinstance(item, Image.Image):
+        with quiet_pillow():
+            return np.asarray(rgb(upright(item)))
+    array = np.asarray(item)
+    if array.ndim == 3 and array.shape[0] in (1, 3) and (hasattr(item, "permute") or array.shape[2] not in (1, 3)):
+        array = array.transpose(1, 2, 0)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[..., 0]
+    if array.dtype.kind == "f":
+        if not (array.min(initial=0) >= 0 and array.max(initial=0) <= 1):
+            raise DataError(
+                f"image values must be uint8, or floats within [0, 1] before any normalisation, got {array.min():.3g}"
+                f" to {array.max():.3g}"
+            )
+        array = np.round(array * 255).astype(np.uint8)
+    return ArrayImages([array])._array[0]  # checked there
 
 
 def decode(file: Path | io.BytesIO, at_least: int | None = None) -> tuple[Image.Image, tuple[int, int]]:
-    """One file as (RGB picture, (width, height) as stored); raises whatever Pillow raises on a bad one."""
+    """One file as (RGB image, (width, height) as stored); raises whatever Pillow raises on a bad one."""
     with Image.open(file, formats=FORMATS) as image:
         size = image.size
         if size[0] * size[1] > MAX_PIXELS:
             raise Image.DecompressionBombError(f"({size[0] * size[1]} pixels)")
         if at_least:
-            # A JPEG is decoded at 1/2, 1/4 or 1/8 when that leaves twice what is needed: much quicker, and
-            # after the antialiased resize the difference cannot be seen.
+            # a JPEG is decoded at 1/2, 1/4 or 1/8 if that leaves twice what is needed: faster, and invisible later
             image.draft("RGB", (2 * at_least, 2 * at_least))
         image.load()
         return rgb(upright(image)), size
@@ -255,18 +396,18 @@ def decode(file: Path | io.BytesIO, at_least: int | None = None) -> tuple[Image.
 
 def upright(image: Image.Image) -> Image.Image:
     try:
-        turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1  # asked first: transposing copies always
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1  # checked first: transposing always copies
         return ImageOps.exif_transpose(image) if turned else image
-    except Exception:  # broken EXIF is common and no reason to lose the picture
+    except Exception:  # broken EXIF is common; the image is still good
         return image
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """Any mode as RGB: deep grey scaled down (Pillow would clip it to white), transparency on white."""
+    """Any mode as RGB: deep grey scaled to 8 bits (Pillow would clip it to white), transparency on white."""
     if image.mode == "F" or image.mode.startswith("I"):
         values = np.nan_to_num(np.asarray(image, dtype=np.float32))
         highest = float(values.max())
-        # "I;16" says its range; for 32 bits the smallest usual one that holds the values is taken
+        # the range of "I;16" is known; for 32 bits the smallest usual range that fits is used
         ranges = (65535,) if image.mode.startswith("I;16") else (1, 255, 65535, highest)
         full = next(limit for limit in ranges if highest <= limit)
         image = Image.fromarray((values * (255 / full)).clip(0, 255).round().astype(np.uint8))
@@ -278,7 +419,7 @@ def rgb(image: Image.Image) -> Image.Image:
 
 
 def crop(image: Image.Image, size: int) -> np.ndarray:
-    """The centre square scaled to `size`; as if the whole had been scaled first, and then cropped."""
+    """The centre square scaled to `size`, as if the whole image were scaled and then cropped."""
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     box = (left, top, left + side, top + side)
@@ -288,19 +429,21 @@ def crop(image: Image.Image, size: int) -> np.ndarray:
 
 
 def reason(file: Path | io.BytesIO, error: Exception) -> str:
-    """Why a file could not be read, in a few words for a list of skipped pictures."""
+    """Why a file could not be read, in a few words."""
     text = str(error)
     if isinstance(error, Image.DecompressionBombError):
-        pixels = re.search(r"\((\d+) pixels\)", text)
-        megapixels = f"{int(pixels[1]) / 1e6:,.0f} megapixels" if pixels else "too many pixels"
-        return f"{megapixels}, limit {MAX_PIXELS / 1e6:.0f}"
-    if isinstance(error, FileNotFoundError):
+        n_pixels = int(re.findall(r"\d+", text)[0])
+        return f"{n_pixels / 1e6:,.0f} megapixels, limit {MAX_PIXELS / 1e6:.0f}"
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
         return "no such file"
     if isinstance(error, PermissionError):
         return "permission denied"
     if isinstance(error, UnidentifiedImageError):
-        n_bytes = file.stat().st_size if isinstance(file, Path) else len(file.getbuffer())
-        return "not a picture" if n_bytes else "zero bytes"
+        try:
+            n_bytes = file.stat().st_size if isinstance(file, Path) else len(file.getbuffer())
+        except OSError:  # removed in the meantime
+            return "no such file"
+        return "not an image" if n_bytes else "zero bytes"
     if "truncated" in text.lower() or isinstance(error, EOFError):
         return "truncated"
     return f"damaged ({' '.join(text.split()) or type(error).__name__})"
@@ -313,9 +456,9 @@ _filters = ExitStack()
 
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
-    """Without Pillow's warnings (odd EXIF, palettes, sizes): what matters is an error with a reason here.
+    """Silences Pillow's warnings (odd EXIF, palettes, sizes): what matters raises an error.
 
-    The filters belong to the process: the first thread that enters sets them, the last that leaves restores them.
+    Filters belong to the process: the first thread to enter sets them, the last to leave restores them.
     """
     global _readers
     with _readers_lock:

@@ -1,8 +1,4 @@
-"""Class numbers, class names or 0/1 label matrices in, `Labels` out, and who is relevant to whom.
-
-Two items are relevant to each other if they share at least one label; this file is the only one that knows
-how single labels and label sets differ.
-"""
+"""Labels from class numbers, class names or 0/1 matrices; two items are relevant if they share at least one label."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ import numpy as np
 
 from hashlens.errors import DataError, MismatchError, UsageError
 
-MAX_CLASSES = 1_000_000  # a larger class number is surely an id, and would need as many names
+MAX_CLASSES = 1_000_000  # a larger class number is surely an id
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,44 +21,37 @@ class Labels:
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.multi:
-            if self.values.dtype != bool or self.values.ndim != 2:
-                raise DataError(f"labels are {self.values.dtype} {self.values.shape}; use Labels.of")
-            if self.values.shape[1] != len(self.names):
-                raise MismatchError(f"{self.values.shape[1]} label columns have {len(self.names)} names; give one each")
-        elif self.values.dtype != np.int64:
+        if (self.values.dtype, self.values.ndim) not in ((np.int64, 1), (np.bool_, 2)):
             raise DataError(f"labels are {self.values.dtype} {self.values.shape}; use Labels.of")
-        elif len(self.values) and self.values.min() < 0:
+        if self.multi and self.values.shape[1] != len(self.names):
+            raise MismatchError(f"{self.values.shape[1]} label columns have {len(self.names)} names; give one each")
+        if not self.multi and self.values.min(initial=0) < 0:
             raise DataError(f"class number {self.values.min()} is negative; number classes from 0")
-        elif len(self.values) and self.values.max() >= len(self.names):
-            raise MismatchError(
-                f"class number {self.values.max()} has no name among {len(self.names)}; give more names"
-            )
+        if not self.multi and self.values.max(initial=-1) >= len(self.names):
+            raise MismatchError(f"class number {self.values.max()} needs more than {len(self.names)} names; add them")
 
     @classmethod
     def of(cls, values: Any, names: Sequence[str] | None = None) -> Labels:
-        """Labels from class numbers (kept as they are), strings, or an (n, c) array of 0 and 1.
+        """Labels from class numbers, strings, or an (n, c) array of 0 and 1.
 
-        Without `names`, strings are numbered in sorted order and numbers are named after themselves; strings
-        of a query and a database that may not hold the same classes need the same `names`.
+        Without `names`, strings are numbered in sorted order: a query and a database with different classes need the
+        same `names`.
 
         >>> Labels.of(["dog", "cat", "dog"]).values.tolist()
         [1, 0, 1]
         """
         if isinstance(values, Labels):
             if names is not None and tuple(names) != values.names:
-                raise UsageError("these labels have names already; give the plain values to name them anew")
+                raise UsageError("these labels already have names; give the plain values to rename them")
             return values
         try:
             values = np.asarray(values)
         except ValueError as error:
-            raise DataError(
-                f"labels have rows of different lengths ({error}); give 0/1 columns, one a class"
-            ) from error
+            raise DataError(f"labels have rows of different lengths ({error}); give 0/1 columns") from error
         if values.dtype.kind == "O" and all(isinstance(value, str) for value in values.flat):
             values = values.astype(str)
         if values.ndim == 1 and values.dtype.kind == "U":
-            return cls._of_strings(values, names)
+            return cls.of_sets([[value] for value in values.tolist()], names, multi=False)
         if values.dtype.kind not in "biuf":
             raise DataError(f"labels are {values.dtype}; give whole numbers, strings or a 0/1 matrix")
         if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -74,13 +63,19 @@ class Labels:
         raise DataError(f"labels have shape {values.shape}; give (n,) class numbers or an (n, c) 0/1 matrix")
 
     @classmethod
-    def _of_strings(cls, values: np.ndarray, names: Sequence[str] | None) -> Labels:
-        names = sorted(set(values.tolist())) if names is None else list(names)
-        number = {name: i for i, name in enumerate(names)}
-        unknown = sorted(set(values.tolist()) - number.keys())
+    def of_sets(cls, sets: Sequence[Sequence[str]], names: Sequence[str] | None = None, multi: bool = True) -> Labels:
+        """Labels from the class names of each item; single labels if every item has one, unless `multi`."""
+        names = tuple(sorted({name for labels in sets for name in labels}) if names is None else names)
+        number = {name: c for c, name in enumerate(names)}
+        unknown = sorted({name for labels in sets for name in labels} - number.keys())
         if unknown:
             raise MismatchError(f"label {unknown[0]!r} is not among the {len(names)} given names; add it")
-        return cls(np.array([number[value] for value in values.tolist()], np.int64), tuple(names))
+        if not multi and all(sets):
+            return cls(np.array([number[labels[0]] for labels in sets], np.int64), names)
+        values = np.zeros((len(sets), len(names)), bool)
+        for row, labels in enumerate(sets):
+            values[row, [number[name] for name in labels]] = True
+        return cls(values, names)
 
     @classmethod
     def _of_numbers(cls, values: np.ndarray, names: Sequence[str] | None) -> Labels:
@@ -98,7 +93,7 @@ class Labels:
             raise DataError(f"labels have shape {values.shape}; use values[:, 0] for class numbers")
         wrong = (values != 0) & (values != 1)
         if wrong.any():
-            raise DataError(f"a label matrix holds {values[wrong][0]}; only 0 and 1 are allowed, one column a class")
+            raise DataError(f"a label matrix must contain only 0 and 1, got {values[wrong][0]}")
         return cls(values.astype(bool), tuple(map(str, range(values.shape[1]) if names is None else names)))
 
     @property
@@ -124,34 +119,40 @@ class Labels:
             return self.names[self.values[row]]
         return ", ".join(self.names[i] for i in np.flatnonzero(self.values[row])) or "no label"
 
+    def sets(self) -> list[list[str]]:
+        """The class names of each item."""
+        if not self.multi:
+            return [[self.names[c]] for c in self.values]
+        return [[self.names[c] for c in np.flatnonzero(row)] for row in self.values]
+
     def counts(self) -> np.ndarray:
-        """(n_classes,) int64: how many items have each class."""
+        """(n_classes,) int64: the number of items per class."""
         if self.multi:
             return self.values.sum(axis=0, dtype=np.int64)
         return np.bincount(self.values, minlength=self.n_classes).astype(np.int64)
 
     def matrix(self) -> np.ndarray:
-        """(n, n_classes) float64 of 0 and 1: which classes each item has."""
+        """(n, n_classes) float64 of 0 and 1."""
         if self.multi:
             return self.values.astype(np.float64)
         return (self.values[:, None] == np.arange(self.n_classes)).astype(np.float64)
 
 
 def require_differences(labels: Labels) -> None:
-    """Refuse labels that say nothing: nothing that belongs together, or nothing to tell apart."""
+    """Refuse labels without two similar images or without two different ones."""
     counts = labels.counts()
     if (counts > 0).sum() < 2:
-        raise DataError("all pictures are of one class; learning needs at least two classes to tell apart")
+        raise DataError("the labels have only one class; learning needs at least two")
     if counts.max() == len(labels):
         raise DataError(
-            f"all pictures share the label '{labels.names[int(counts.argmax())]}'; learning needs pictures that differ"
+            f"all images share the label '{labels.names[int(counts.argmax())]}'; learning needs images that differ"
         )
     if counts.max() < 2:
-        raise DataError("no class has two pictures; learning needs pairs of pictures that belong together")
+        raise DataError("no class has two images; learning needs pairs of similar images")
 
 
 def require_comparable(query: Labels, database: Labels) -> None:
-    """Refuse two sets of labels whose class numbers cannot mean the same."""
+    """Refuse labels whose class numbers have different meanings."""
     if query.multi != database.multi:
         raise MismatchError("one side has single labels and the other label sets; give both in the same form")
     if query.multi and query.n_classes != database.n_classes:
@@ -159,7 +160,7 @@ def require_comparable(query: Labels, database: Labels) -> None:
             f"query labels have {query.n_classes} columns and database labels {database.n_classes};"
             " give both the same classes"
         )
-    # strings numbered separately for query and database would match dogs with cats without a sound
+    # strings numbered separately for query and database would silently match dogs with cats
     if _numbered(query.names) or _numbered(database.names):
         return
     for number, (ours, theirs) in enumerate(zip(query.names, database.names, strict=False)):

@@ -22,8 +22,9 @@ def kept(
 ) -> np.ndarray:
     """The array (n, ...) of all `batches`, pairs of rows and their values, read-only.
 
-    `key` is a hash of everything the values depend on. `batches` is not touched if they are there already.
+    `key` is a hash of everything the values depend on. `batches` is not read if the array is in the cache.
     """
+    progress = progress or Progress(quiet=True)
     path = cache_dir() / "features" / f"{key}.npy"
     if path.exists():
         try:
@@ -32,8 +33,8 @@ def kept(
                 return found
         except (OSError, ValueError, EOFError):
             pass
-        (progress or Progress(quiet=True)).say(f"note: {path} is damaged; {what} are computed again")
-    with replacing(path) as temporary, (progress or Progress(quiet=True)).bar(what, n) as advance:
+        progress.say(f"note: {path} is damaged; {what} are computed again")
+    with replacing(path) as temporary, progress.bar(what, n) as advance:
         out: np.memmap | None = None
         for rows, values in batches:
             if out is None:
@@ -42,7 +43,7 @@ def kept(
                 out = np.lib.format.open_memmap(temporary, "w+", dtype, shape)
             out[rows] = values
             advance(len(values))
-        assert out is not None, "callers pass at least one picture"
+        assert out is not None, "callers pass at least one image"
         out.flush()
         del out
     return np.load(path, mmap_mode="r")

@@ -1,11 +1,11 @@
-r"""The low-level features that were published with NUS-WIDE in; 1134 numbers for each picture of a source out.
+r"""The low-level features published with NUS-WIDE in, 1134 numbers per image out.
 
-    Low_Level_Features/Train_Normalized_<block>.dat   numbers between blanks, one row a picture, five blocks
+    Low_Level_Features/Train_Normalized_<block>.dat   space-separated numbers, one row per image, five blocks
     Low_Level_Features/BoW_Train_int.dat              the sixth: counts of 500 visual words
-    ImageList/TrainImagelist.txt                      the picture of each row, as actor\0001_2124494179.jpg
+    ImageList/TrainImagelist.txt                      the image of each row, as actor\0001_2124494179.jpg
 
-and the same with Test. The files may also be in another folder up to two levels down. Pictures are found by the
-Flickr id at the end of their names: the order of a source is that of ImageList/Imagelist.txt, which is another one.
+and the same with Test. The files may also be in another folder up to two levels down. Images are found by the
+Flickr id at the end of their names, since a source has another order, that of ImageList/Imagelist.txt.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
 
-from hashlens.errors import DataError
+from hashlens.data.kinds.nuswide import is_nuswide, list_images
+from hashlens.data.sources import Source, source_of_files
+from hashlens.errors import DataError, UsageError
 from hashlens.features.cache import kept
+from hashlens.files import expanded
 from hashlens.progress import Progress
 
 WORDS = "BoW_{part}_int.dat"
@@ -34,39 +37,42 @@ BLOCKS = {  # file and number of columns, in the order of the features
     "{part}_Normalized_CM55.dat": 225,  # colour moments of 5 x 5 places
     WORDS: 500,  # SIFT descriptors
 }
+NUSWIDE = "nuswide-1134"  # the name of these features among those that are computed from images
 PARTS = ("Train", "Test")
 CHUNK = 1000  # rows read at once
 AGAIN = "unpack Low_Level_Features.zip and ImageList.zip of the same release again"
 
 
 def nuswide_features(
-    root: str | os.PathLike[str],
-    pictures: Sequence[str],
-    train: np.ndarray,
-    *,
-    progress: Progress | None = None,
+    root: str | os.PathLike[str], images: Sequence[str], train: np.ndarray, *, progress: Progress | None = None
 ) -> np.ndarray:
-    """Scaled features of `pictures` (paths or Flickr ids), (n, up to 1134) float32; the rows `train` set the scale.
+    """Scaled features of `images` (paths or Flickr ids), (n, up to 1134) float32; the rows `train` set the scale."""
+    return scaled(read_features(root, images, progress=progress), train)
 
-    >>> source = open_source("NUS-WIDE")  # doctest: +SKIP
-    >>> split = make_protocol(source)  # doctest: +SKIP
-    >>> X = nuswide_features("NUS-WIDE", source.images.names, split.train)  # doctest: +SKIP
-    """
-    return scaled(read_features(root, pictures, progress=progress), train)
+
+def source_features(root: str, progress: Progress) -> tuple[Source, np.ndarray]:
+    """All images of NUS-WIDE with one of the 21 concepts, on disk or not, and their features, scaled over all rows."""
+    folder = expanded(root)
+    if not is_nuswide(folder):
+        raise UsageError(f"{NUSWIDE} features come with NUS-WIDE, and {root} is not its folder; choose another --kind")
+    listing = list_images(folder)
+    names = [listing.found.get(name, name) for name in listing.images]
+    source = source_of_files("nuswide", listing.folder, names, listing.labels.sets(), notes=listing.notes)
+    return source, nuswide_features(folder, listing.images, np.arange(len(names)), progress=progress)
 
 
 def read_features(
-    root: str | os.PathLike[str], pictures: Sequence[str], *, progress: Progress | None = None
+    root: str | os.PathLike[str], images: Sequence[str], *, progress: Progress | None = None
 ) -> np.ndarray:
-    """The published numbers, (n, 1134) float32 in the order of `pictures`, mapped from the cache."""
-    if not len(pictures):
-        raise DataError("there are no pictures; give the names of at least one")
+    """The published numbers, (n, 1134) float32 in the order of `images`, mapped from the cache."""
+    if not len(images):
+        raise DataError("no images given; give the names of at least one")
     root = Path(root)
     lists = {part: _find(root, f"{part}Imagelist.txt") for part in PARTS}
     tables = {part: [_find(root, name.format(part=part)) for name in BLOCKS] for part in PARTS}
-    key = _key([*lists.values(), *(path for paths in tables.values() for path in paths)], pictures)
-    batches = _rows_of(pictures, lists, tables)
-    return kept(key, len(pictures), batches, np.float32, what="NUS-WIDE's features", progress=progress)
+    key = _key([*lists.values(), *(path for paths in tables.values() for path in paths)], images)
+    batches = _rows_of(images, lists, tables)
+    return kept(key, len(images), batches, np.float32, what="NUS-WIDE's features", progress=progress)
 
 
 def scaled(features: np.ndarray, train: np.ndarray) -> np.ndarray:
@@ -76,17 +82,17 @@ def scaled(features: np.ndarray, train: np.ndarray) -> np.ndarray:
     sum. Columns that do not vary over `train` are left out.
     """
     if not len(train):
-        raise DataError("there are no training rows to scale the features by; give at least one")
+        raise DataError("no training rows given to scale the features by; give at least one")
     parts = []
     start = 0
     for name, n_columns in BLOCKS.items():
         block = np.array(features[:, start : start + n_columns], np.float32)
         start += n_columns
         if name == WORDS:
-            block /= np.maximum(block.sum(axis=1, keepdims=True), 1)  # a picture may have no words at all
-        learnt = block[train].astype(np.float64)
-        varies = np.ptp(learnt, axis=0) > 0
-        mean, deviation = learnt[:, varies].mean(axis=0), learnt[:, varies].std(axis=0)
+            block /= np.maximum(block.sum(axis=1, keepdims=True), 1)  # an image may have no words at all
+        learned = block[train].astype(np.float64)
+        varies = np.ptp(learned, axis=0) > 0
+        mean, deviation = learned[:, varies].mean(axis=0), learned[:, varies].std(axis=0)
         deviation *= np.sqrt(varies.sum())
         parts.append((block[:, varies] - mean.astype(np.float32)) / deviation.astype(np.float32))
     return np.hstack(parts)
@@ -97,22 +103,25 @@ def _find(root: Path, name: str) -> Path:
         if found := sorted(root.glob(pattern)):
             return found[0]
     archive, folder = ("ImageList", "ImageList") if "list" in name else ("low-level features", "Low_Level_Features")
-    raise DataError(f"there is no {name} in {root / folder}; unpack the {archive} of NUS-WIDE in {root}")
+    raise DataError(f"{name} not found in {root / folder}; unpack the {archive} of NUS-WIDE in {root}")
 
 
 def _rows_of(
-    pictures: Sequence[str], lists: dict[str, Path], tables: dict[str, list[Path]]
+    images: Sequence[str], lists: dict[str, Path], tables: dict[str, list[Path]]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Places in `pictures` and their features, in the order of the files."""
-    listed = {part: [_flickr_id(name) for name in _read_list(path)] for part, path in lists.items()}
-    line = {name: number for number, name in enumerate(name for names in listed.values() for name in names)}
-    unknown = [name for name in pictures if _flickr_id(name) not in line]
+    """Places in `images` and their features, in the order of the files."""
+    listed = {}
+    for part, path in lists.items():
+        names = path.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
+        listed[part] = [_flickr_id(name.strip()) for name in names if name.strip()]
+    line = {name: number for number, name in enumerate(chain(*listed.values()))}
+    unknown = [name for name in images if _flickr_id(name) not in line]
     if unknown:
         raise DataError(
-            f"{len(unknown):,} of {len(pictures):,} pictures are in none of NUS-WIDE's lists (first: {unknown[0]});"
-            " name them as published, with the Flickr id at the end"
+            f"{len(unknown):,} of {len(images):,} images are not in NUS-WIDE's lists (first: {unknown[0]}); name them"
+            " as published, with the Flickr id at the end"
         )
-    lines = np.array([line[_flickr_id(name)] for name in pictures])
+    lines = np.array([line[_flickr_id(name)] for name in images])
     places = np.argsort(lines, kind="stable")
     lines = lines[places]
     first = 0
@@ -128,11 +137,6 @@ def _flickr_id(name: str) -> str:
     return match[1].lstrip("0") if match else name
 
 
-def _read_list(path: Path) -> list[str]:
-    lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
-    return [line.strip() for line in lines if line.strip()]
-
-
 def _read_tables(paths: list[Path], n: int, listing: Path) -> Iterator[np.ndarray]:
     """Chunks of rows with the columns of all files side by side."""
     with ExitStack() as stack:
@@ -143,23 +147,21 @@ def _read_tables(paths: list[Path], n: int, listing: Path) -> Iterator[np.ndarra
             yield np.hstack([_read_rows(*table, start, n_rows, listing) for table in tables])
         for file, path in zip(files, paths, strict=True):
             if more := sum(1 for _ in _full_lines(file)):
-                raise DataError(f"{path} has {n + more:,} rows, but {listing} lists {n:,} pictures; {AGAIN}")
+                raise DataError(f"{path} has {n + more:,} rows, but {listing} lists {n:,} images; {AGAIN}")
 
 
 def _read_rows(file: TextIO, path: Path, n_columns: int, start: int, n: int, listing: Path) -> np.ndarray:
     lines = list(islice(_full_lines(file), n))
     if len(lines) < n:
-        raise DataError(f"{path} has {start + len(lines):,} rows, but {listing} lists more pictures; {AGAIN}")
+        raise DataError(f"{path} has {start + len(lines):,} rows, but {listing} lists more images; {AGAIN}")
     try:
         values = np.loadtxt(lines, np.float32, comments=None, ndmin=2)
     except ValueError as error:
-        raise DataError(
-            f"{path} holds other things than rows of numbers after row {start:,} ({error}); {AGAIN}"
-        ) from error
+        raise DataError(f"{path} is not rows of numbers after row {start:,} ({error}); {AGAIN}") from error
     if values.shape[1] != n_columns:
         raise DataError(f"{path} has rows of {values.shape[1]} numbers, but should have {n_columns}; {AGAIN}")
     if not np.isfinite(values).all():
-        raise DataError(f"{path} holds NaN or infinite values after row {start:,}; {AGAIN}")
+        raise DataError(f"{path} contains NaN or infinite values after row {start:,}; {AGAIN}")
     return values
 
 
@@ -167,11 +169,11 @@ def _full_lines(file: TextIO) -> Iterator[str]:
     return (line for line in file if not line.isspace())
 
 
-def _key(paths: list[Path], pictures: Sequence[str]) -> str:
+def _key(paths: list[Path], images: Sequence[str]) -> str:
     """Of the files' names, sizes and times: reading gigabytes for a hash would take as long as for the numbers."""
     digest = hashlib.sha256(b"nuswide 1")
     for path in paths:
         status = path.stat()
         digest.update(os.fsencode(path.absolute()) + f"\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    digest.update("\n".join(pictures).encode(errors="surrogateescape"))
+    digest.update("\n".join(images).encode(errors="surrogateescape"))
     return digest.hexdigest()[:32]

@@ -3,126 +3,247 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from html import escape
+from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 import numpy as np
 from scipy import sparse
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.exceptions import NotFittedError
 
 import hashlens
 from hashlens.codes import Codes
+from hashlens.data.images import as_images
 from hashlens.data.labels import Labels, require_differences
-from hashlens.errors import DataError, MismatchError, UsageError
+from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
+from hashlens.features.extractor import Extractor, is_features
 from hashlens.files import replacing, write_json
+from hashlens.progress import Progress
+from hashlens.settings import changed, check, describe, did_you_mean, find_setting, from_json, setting, to_json
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class Hasher(BaseEstimator):
+def never() -> bool:
+    return False
+
+
+if TYPE_CHECKING:  # scikit-learn has no types; below a class without types, any argument would pass
+
+    class ScikitLearn:
+        n_features_in_: int
+
+        def get_params(self, deep: bool = True) -> dict[str, Any]: ...
+        def set_params(self, **params: Any) -> Self: ...
+        def set_output(self, *, transform: str | None = None) -> Self: ...
+        def fit_transform(self, X: Any, y: Any = None, **how: Any) -> Any: ...
+        def get_feature_names_out(self, input_features: Any = None) -> np.ndarray: ...
+        def __sklearn_tags__(self) -> Any: ...
+else:
+
+    class ScikitLearn(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+        pass
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
+class Declared:
+    """Subclasses are dataclasses without a decorator."""
+
+    def __init_subclass__(cls, **how: Any) -> None:
+        dataclass(cls, kw_only=True, eq=False, repr=False)
+        super().__init_subclass__(**how)
+
+
+class Hasher(Declared, ScikitLearn):
     """A method writes `_fit`, `_project`, `_state` and `_restore`; everything else is here, once.
 
     A method is a dataclass: its settings are fields, which the constructor stores and does nothing else (scikit-learn's
-    convention, so `clone` and `get_params` work). What is learnt ends in an underscore.
+    convention, so `clone` and `get_params` work). What is learned ends in an underscore.
     """
 
-    name: ClassVar[str]  # its row in METHODS
+    name: ClassVar[str] = "hasher"  # its row in METHODS; by default the name of the class in lower case
     supervised: ClassVar[bool] = True
     takes: ClassVar[str] = "features"
+    deterministic: ClassVar[bool] = False  # whether random_state changes nothing
 
-    n_bits: int = field(default=48, kw_only=False)
-    random_state: int = 0
+    n_bits: int = field(default=48, kw_only=False, metadata=setting(48, "code length in bits", low=1).metadata)
+    random_state: int = setting(0, "seed of everything random in fit", low=0)
 
-    def fit(self, X: Any, y: Any = None, **how: Any) -> Self:
-        """Learn from pictures or features X and, where the method is supervised, labels y."""
-        X = self._validate(X)
+    def __init_subclass__(cls, **how: Any) -> None:
+        cls.name = vars(cls).get("name", cls.__name__.lower())
+        super().__init_subclass__(**how)
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        run: Path | None = None,
+        progress: Progress | bool = False,
+        stop: Callable[[], bool] = never,
+        **unknown: Any,
+    ) -> Self:
+        """Learn from images or features X and, where the method is supervised, labels y.
+
+        Images that come with labels (a torch Dataset or DataLoader, a Source) need no y. Training of networks writes
+        its checkpoints to the folder `run` and asks `stop` after each step; other methods take seconds or minutes and
+        do neither.
+        """
+        self._refuse_wrong_use(unknown)
+        progress = Progress.of(progress)
+        X = as_rows(X)
+        if y is None and self.supervised and not is_features(X):
+            X = as_images(X)
+            y = X.labels  # of a data set, a loader or a source
+        X = self._prepare(X, progress)
         labels = None
         if self.supervised:
             if y is None:
-                raise UsageError(f"{type(self).__name__} learns from labels: call fit(X, y)")
+                raise UsageError(
+                    f"{type(self).__name__} learns from labels: it requires y to be passed, but the target y is None"
+                )
             labels = Labels.of(y)
             if len(labels) != len(X):
-                raise DataError(f"there are {len(X):,} pictures but {len(labels):,} labels; each picture needs its own")
+                raise DataError(f"there are {len(X):,} images but {len(labels):,} labels; each image needs its own")
             require_differences(labels)
-        return self._learn(X, labels, **how)
+        return self._learn(X, labels, run=run, progress=progress, stop=stop)
+
+    def _refuse_wrong_use(self, unknown: dict[str, Any]) -> None:
+        """Before anything learned earlier is touched."""
+        for name in unknown:
+            if name in {one.name for one in describe(type(self))}:
+                raise UsageError(f"'{name}' is a setting; give it to {type(self).__name__}(...), not to fit")
+            fits = [vars(cls)["fit"] for cls in type(self).__mro__ if "fit" in vars(cls)]
+            known = [key for fit in fits for key in signature(fit).parameters]
+            raise UsageError(f"fit has no keyword '{name}'{did_you_mean(name, known)}")
+        check(self)
+
+    def _prepare(self, X: Any, progress: Progress) -> Any:
+        return self._validate(X)
 
     def _learn(self, X: Any, labels: Labels | None, **how: Any) -> Self:
-        if not isinstance(self.n_bits, int | np.integer) or self.n_bits < 1:
-            raise UsageError(f"the number of bits must be a whole number from 1 up, not {self.n_bits}")
-        if not isinstance(self.random_state, int | np.integer) or self.random_state < 0:
-            raise UsageError(f"random_state must be a whole number from 0 up, not {self.random_state}")
         self._forget()
         try:
             self._fit(X, labels, **how)
         except BaseException:
-            self._forget()  # half of a model is none
+            self._forget()  # do not leave half a model
             raise
+        self.n_bits_ = self.n_bits
         return self
 
-    def project(self, X: Any, **how: Any) -> np.ndarray:
-        """Real values before the sign, (n, n_bits)."""
-        if not self.is_fitted():
-            raise NotFittedError(f"this {type(self).__name__} has learnt nothing yet: call fit first")
-        return self._project(self._validate(X), **how)
+    def project(self, X: Any, *, progress: Progress | bool = False, shared: bool = False) -> np.ndarray:
+        """Real values before the sign, (n, n_bits); for `shared` see `Encoder.relaxed`."""
+        from hashlens.codes.encoder import Encoder
 
-    def encode(self, X: Any, **how: Any) -> Codes:
-        """Codes of pictures or features."""
-        return Codes.from_relaxed(self.project(X, **how))
+        encoder = Encoder.of(self)
+        X = as_rows(X)
+        X = X if is_features(X) else as_images(X)
+        n = X.shape[0] if is_features(X) else len(X)
+        with Progress.of(progress).bar("codes", n) as advance:
+            return encoder.relaxed(X, advance, shared=shared)
+
+    def encode(self, X: Any, *, progress: Progress | bool = False, shared: bool = False) -> Codes:
+        """Codes of images or features."""
+        return Codes.from_relaxed(self.project(X, progress=progress, shared=shared))
+
+    def extractor(self) -> Extractor | None:
+        """What turns images into the input of `_project`; None if the model was trained on features."""
+        return None
+
+    def require_fitted(self) -> None:
+        if not self.is_fitted():
+            raise NotFittedError(f"this {type(self).__name__} is not fitted; call fit first")
+        if self.n_bits != (fitted := getattr(self, "n_bits_", self.n_bits)):
+            raise UsageError(
+                f"this {type(self).__name__} was fitted with {fitted} bits, not {self.n_bits}; fit it again"
+            )
+
+    def transform(self, X: Any) -> np.ndarray:
+        """(n, n_bits): the codes as -1 and 1, for scikit-learn."""
+        return self.encode(X).signs()
+
+    def score(self, X: Any, y: Any) -> float:
+        """MAP with each row as a query to all others; among rows at the same distance, the mean over all orders."""
+        from hashlens.results.metrics import MapDefinition, evaluate_ranking
+
+        codes, labels = self.encode(X), Labels.of(y)
+        ranking = evaluate_ranking(codes, codes, labels, labels)
+        ranking.items[:, 0] -= 1  # a row is not its own neighbour
+        ranking.hits[:, 0] -= labels.matrix().any(axis=1)
+        return ranking.mean_average_precision(MapDefinition("expected"))
+
+    def __repr__(self, N_CHAR_MAX: int = 0) -> str:  # scikit-learn passes a number of characters
+        settings = {"n_bits": self.n_bits} | changed(self)
+        given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        return f"{type(self).__name__}({given}) [{'fitted' if self.is_fitted() else 'not fitted'}]"
+
+    def _repr_html_(self) -> str:
+        return f"<code>{escape(repr(self))}</code>"
+
+    def _repr_mimebundle_(self, **how: Any) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.n_bits
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = self.supervised
+        tags.transformer_tags.preserves_dtype = []
+        return tags
 
     def save(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors; no pickle."""
         from safetensors.numpy import save_file
 
-        if not self.is_fitted():
-            raise NotFittedError(f"this {type(self).__name__} has learnt nothing yet: call fit first")
+        self.require_fitted()
         config, arrays = self._state()
         folder = Path(folder)
         with replacing(folder / "model.safetensors") as temporary:
             save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary)
-        header = {"hashlens": hashlens.__version__, "method": self.name, "params": self._params_as_json()}
-        write_json(folder / "config.json", header | config)
+        header = {"hashlens": hashlens.__version__, "method": self.name, "class": class_path(type(self))}
+        write_json(folder / "config.json", header | {"params": to_json(self)} | config)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """The hasher that `save` wrote to `folder`."""
+    def load(cls, folder: str | Path, **given: Any) -> Self:
+        """The hasher that `save` wrote to `folder`; `given` are settings that cannot be saved: an own backbone."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
         folder = Path(folder)
+        for name in given:
+            find_setting(cls, name)
         try:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             arrays = load_file(folder / "model.safetensors")
             if config["method"] != cls.name:
                 raise MismatchError(
-                    f"{folder} holds a {config['method']} model, not {cls.name}; use hashlens.load(folder)"
+                    f"{folder} contains a {config['method']} model, not {cls.name}; use hashlens.load(folder)"
                 )
-            hasher = cls(**cls._params_from_json(config["params"]))
+            hasher = cls(**from_json(cls, config["params"]) | given)
             hasher._restore(config, arrays)
+            hasher.n_bits_ = hasher.n_bits
+        except HashlensError:
+            raise
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise DataError(f"the model in {folder} is missing or damaged ({error}); train or copy it again") from error
         return hasher
 
     def is_fitted(self) -> bool:
-        return bool(self._learnt())
+        return bool(self._learned())
 
-    __sklearn_is_fitted__ = is_fitted  # for its check_is_fitted, which takes lambda_ for something learnt
+    __sklearn_is_fitted__ = is_fitted  # for its check_is_fitted, which takes lambda_ for something learned
 
-    def _learnt(self) -> list[str]:
+    def _learned(self) -> list[str]:
         params = self.get_params(deep=False)  # lambda_ is one
         return [name for name in vars(self) if name.endswith("_") and name not in params]
 
     def _forget(self) -> None:
-        for name in self._learnt():
+        for name in self._learned():
             delattr(self, name)
-
-    def _params_as_json(self) -> dict[str, Any]:
-        params = self.get_params(deep=False)
-        return {name: value.item() if isinstance(value, np.generic) else value for name, value in params.items()}
-
-    @classmethod
-    def _params_from_json(cls, params: dict[str, Any]) -> dict[str, Any]:
-        return params
 
     def _validate(self, X: Any) -> Any:
         """Features as a finite float array (n, d)."""
@@ -136,20 +257,28 @@ class Hasher(BaseEstimator):
             raise DataError("the features contain NaN or infinite values; remove those rows first")
         return X
 
-    def _fit(self, X: Any, labels: Labels | None) -> None:
+    def _fit(self, X: Any, labels: Any) -> None:
+        """`labels` are `Labels`, or None where the method is not supervised."""
         raise NotImplementedError
 
-    def _project(self, X: Any) -> np.ndarray:
+    def _project(self, X: np.ndarray) -> np.ndarray:
+        """Real values (n, n_bits) of features, or of what `extractor` gives for images."""
         raise NotImplementedError
 
     def _state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """What was learnt, as JSON and as arrays."""
+        """What was learned, as JSON and as arrays."""
         raise NotImplementedError
 
     def _restore(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         raise NotImplementedError
 
 
-def is_features(X: Any) -> bool:
-    """Whether X is rows of numbers and not pictures."""
-    return (isinstance(X, np.ndarray) and X.ndim == 2) or sparse.issparse(X)
+def as_rows(X: Any) -> Any:
+    """A data frame, a tensor or lists of numbers as an array (n, d); anything else, such as images, as it is."""
+    listed = isinstance(X, list) and X and isinstance(X[0], list | tuple)
+    array = np.asarray(X) if listed or hasattr(X, "__array__") else np.empty(0)
+    return array if array.ndim == 2 else X
+
+
+def class_path(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"

@@ -1,4 +1,4 @@
-"""Which pictures an index has: paths with their codes in, those that are new out."""
+"""Which images an index knows: paths with their codes in, 8-byte keys out, and which of them are new."""
 
 from __future__ import annotations
 
@@ -7,38 +7,27 @@ from hashlib import blake2b
 import numpy as np
 import pyarrow as pa
 
-from hashlens.threads import blocks
+from hashlens.machine import blocks
 
-ROWS = 65_536  # whose paths are Python strings at once
-
-
-class KnownPictures:
-    """A set of pictures: 8 bytes for each.
-
-    Sorted arrays of about doubling sizes keep adding cheap and leave few to look into.
-    """
-
-    def __init__(self) -> None:
-        self._sorted: list[np.ndarray] = []
-
-    def add(self, keys: np.ndarray) -> None:
-        if not len(keys):
-            return
-        self._sorted.append(np.sort(keys))
-        while len(self._sorted) > 1 and len(self._sorted[-2]) <= 2 * len(self._sorted[-1]):
-            self._sorted.append(np.sort(np.concatenate([self._sorted.pop(), self._sorted.pop()]), kind="stable"))
-
-    def new(self, keys: np.ndarray) -> np.ndarray:
-        """Which of these are not in the set, (n,) bool; of equal ones only the first."""
-        is_new = np.zeros(len(keys), bool)
-        is_new[np.unique(keys, return_index=True)[1]] = True
-        for there in self._sorted:
-            places = np.minimum(np.searchsorted(there, keys), len(there) - 1)
-            is_new &= there[places] != keys
-        return is_new
+ROWS = 65_536  # whose paths are Python strings at the same time
 
 
-def picture_keys(pieces: np.ndarray, paths: pa.ChunkedArray) -> np.ndarray:
+def is_new(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Which keys are not among the sorted `known` ones, (n,) bool; of equal ones, only the first."""
+    first = np.zeros(len(keys), bool)
+    first[np.unique(keys, return_index=True)[1]] = True
+    if not len(known):
+        return first
+    return first & (known[np.minimum(np.searchsorted(known, keys), len(known) - 1)] != keys)
+
+
+def merged(known: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Sorted keys with more of them; one pass, where sorting again would take many."""
+    keys = np.sort(keys)
+    return np.insert(known, np.searchsorted(known, keys), keys)
+
+
+def image_keys(pieces: np.ndarray, paths: pa.ChunkedArray) -> np.ndarray:
     """(n,) int64, the same for the same path and code, in every process; `pieces` are (n, n_pieces) as in an index."""
     keys = np.empty(len(pieces), np.int64)
     for rows in blocks(len(pieces), ROWS):

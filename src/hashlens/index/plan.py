@@ -1,11 +1,12 @@
-"""Plan: a number of pictures and a code length in, the memory that each way of searching needs out, before any work."""
+"""Plan: a number of images and a code length in, the memory and disk that each way of searching needs out."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from hashlens.errors import UsageError
-from hashlens.index.pieces import PIECE
+from hashlens.index.kernels import PIECE
+from hashlens.index.radius import is_cheaper, table_bytes
 
 PATH_BYTES = 60  # of a usual path with its share of Arrow's offsets
 FEATURES = 4096  # values of the CNN feature that a code replaces, 4 bytes each
@@ -14,49 +15,43 @@ FEATURES = 4096  # values of the CNN feature that a code replaces, 4 bytes each
 def plan(n: int, n_bits: int) -> dict[str, Any]:
     """Bytes of memory and disk for n codes, and what to use at that size."""
     if n < 1 or n_bits < 1:
-        raise UsageError(f"plan for at least one picture and one bit, not {n:,} pictures and {n_bits} bits")
+        raise UsageError(f"n and bits must be >= 1, got {n:,} and {n_bits}")
     n_pieces = -(-n_bits // PIECE)
-    scan = n * n_pieces * PIECE // 8
-    tables = n_pieces * (4 * n + 8 * (1 << PIECE))
+    codes, tables, floats = n * n_pieces * PIECE // 8, table_bytes(n, n_bits), n * FEATURES * 4
+    farthest = next(radius for radius in range(-1, n_bits + 1) if not is_cheaper(n, n_pieces, radius + 1))
+    faster = f"up to radius {farthest}, tables are faster" if farthest >= 0 else "tables are never faster at this size"
     ways = {
-        "scan": {"memory": scan, "exact": True, "note": "every query reads all codes; mapped, not copied"},
-        "scan + tables": {
-            "memory": scan + tables,
-            "exact": True,
-            "note": "small radii look up a few codes instead of reading all",
-        },
-        "floats": {
-            "memory": n * FEATURES * 4,
-            "exact": True,
-            "note": f"for comparison: {FEATURES:,} floats a picture, without hashing",
-        },
+        "scan": (codes, "every query reads all codes; memory-mapped"),
+        "scan + tables": (codes + tables, f"--radius-tables: {faster}; memory-mapped"),
+        "floats": (floats, f"for comparison: {FEATURES:,} floats per image, without hashing"),
     }
     return {
         "n": n,
         "n_bits": n_bits,
         "code_bytes": -(-n_bits // 8),
-        "disk": scan + n * PATH_BYTES,
-        "ways": ways,
+        "ways": {
+            name: {"memory": n_bytes, "disk": n_bytes + n * PATH_BYTES, "note": note}
+            for name, (n_bytes, note) in ways.items()
+        },
         "advice": _advice(n),
     }
 
 
 def describe_plan(found: dict[str, Any]) -> str:
-    lines = [
-        f"{found['n']:,} pictures x {found['n_bits']} bits: {found['code_bytes']} bytes a code,"
-        f" about {readable(found['disk'])} on disk with paths"
-    ]
+    lines = [f"{found['n']:,} images x {found['n_bits']} bits, {found['code_bytes']} bytes per code"]
     for name, way in found["ways"].items():
-        lines.append(f"  {name:<14} {readable(way['memory']):>9} of memory   {way['note']}")
+        lines.append(
+            f"  {name:<14} {readable(way['memory']):>9} of memory {readable(way['disk']):>9} on disk   {way['note']}"
+        )
     return "\n".join([*lines, found["advice"]])
 
 
 def _advice(n: int) -> str:
     if n <= 10_000_000:
-        return "one process and the exact scan: hashlens index build, hashlens serve"
+        return "use the exact scan in one process: hashlens index build, hashlens serve"
     if n <= 300_000_000:
-        return "the exact scan over memory-mapped codes; encode on several machines with --part i/n"
-    return "a distributed engine behind the same commands (--engine milvus or pgvector); encode with --part i/n"
+        return "use the exact scan over memory-mapped codes; encode on several machines with --part i/n"
+    return "use a distributed engine with the same commands (--engine milvus or pgvector); encode with --part i/n"
 
 
 def readable(n_bytes: float) -> str:

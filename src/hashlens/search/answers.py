@@ -1,30 +1,28 @@
-"""Answers: what a search found in; text or a page out."""
+"""Answers: what a search found in, text or a page out."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from hashlens.data.images import decode, quiet_pillow
+from hashlens.data.thumbnails import thumbnail
 from hashlens.files import shown
-from hashlens.search.queries import is_there
-from hashlens.thumbnails import Pictures
+from hashlens.index.catalog import Catalog
+from hashlens.search.queries import QueryImage
 
 THUMBNAIL = 192  # pixels, twice what pages show
 
 
 def describe_answer(name: str, answer: dict[str, Any]) -> str:
-    """The answer as text, a line for each picture found."""
+    """The answer as text, one line per image found."""
     index, hits, ties = answer["index"], answer["hits"], answer["ties"]
     times = "  ".join(f"{key} {value:.1f} ms" for key, value in answer["timing_ms"].items() if key != "items")
     exact = "exact" if index["exact"] else "approximate"
     code = f"{index['n_bits']} bits {grouped(answer['query']['code'])}"
-    lines = [f"{shown(name)} · {code} · {times} · {index['n']:,} pictures, {exact}"]
+    lines = [f"{shown(name)} · {code} · {times} · {index['n']:,} images, {exact}"]
     if not hits:
         return "\n".join([*lines, _nothing(answer)])
     labels = [shown(", ".join(hit["labels"] or [])) for hit in hits]
@@ -36,17 +34,17 @@ def describe_answer(name: str, answer: dict[str, Any]) -> str:
         )
     if (ties["total"] or 0) > ties["shown"]:
         d = ties["distance"]
-        lines[-1] += f"        {ties['total'] - ties['shown']:,} more at distance {d} (show: --radius {d})"
+        lines[-1] += f"        {ties['total'] - ties['shown']:,} more at distance {d} (show them: --radius {d})"
     return "\n".join(lines)
 
 
 def _nothing(answer: dict[str, Any]) -> str:
     if answer["histogram"] is None:
-        return "nothing is found there; try a larger --radius, or without --label"
+        return "nothing found; try a larger --radius, or without --label"
     nearest = np.flatnonzero(answer["histogram"])
     if not len(nearest):
-        return "no picture has that label"
-    return f"no picture is as near as that; the nearest is {nearest[0]} bits away (show: --radius {nearest[0]})"
+        return "no image has that label"
+    return f"no image is that near; the nearest is {nearest[0]} bits away (show it: --radius {nearest[0]})"
 
 
 def grouped(code: str) -> str:
@@ -57,33 +55,26 @@ def grouped(code: str) -> str:
     return " ".join(code[start : start + 4] for start in range(0, len(code), 4))
 
 
-def write_page(path: Path, answers: Sequence[tuple[str, Any, dict[str, Any]]], pictures: Pictures) -> int:
-    """Write answers, each with its name and what was searched for, as one HTML file that needs no network.
+def write_page(
+    path: Path, answers: Sequence[tuple[str, Any, dict[str, Any]]], index: Catalog, moved_to: Path | None = None
+) -> int:
+    """Write answers, each with its name and its query, as one HTML file that needs no network.
 
-    Returns how many of the pictures found are not there to be shown.
+    Returns how many of the images found cannot be shown.
     """
-    from hashlens import report
+    from hashlens.results import report
 
     rows = [
         {
             **answer,
             "name": name,
-            "image": _small(query),
-            "hits": [(hit, pictures.thumbnail(hit["path"], THUMBNAIL)) for hit in answer["hits"]],
+            "image": None if isinstance(query, str) else QueryImage(query).thumbnail(0, THUMBNAIL),  # str: a code
+            "hits": [(hit, thumbnail(index, hit["path"], THUMBNAIL, moved_to)) for hit in answer["hits"]],
         }
         for name, query, answer in answers
     ]
     of = answers[0][0] if len(answers) == 1 else f"{len(answers):,} queries"
     report.write_page(
-        path, "search.html.j2", title=f"Nearest pictures of {of}", rows=rows, grouped=grouped, nothing=_nothing
+        path, "search.html.j2", title=f"Nearest images to {of}", rows=rows, grouped=grouped, nothing=_nothing
     )
-    return sum(picture is None for row in rows for _, picture in row["hits"])
-
-
-def _small(query: Any) -> Image.Image | None:
-    if isinstance(query, str) and not is_there(query):
-        return None
-    with quiet_pillow():
-        image = decode(io.BytesIO(query) if isinstance(query, bytes) else Path(query), THUMBNAIL)[0]
-    image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BICUBIC)
-    return image
+    return sum(image is None for row in rows for _, image in row["hits"])

@@ -1,21 +1,20 @@
-"""Guard: every request in; those of a permitted size and address out, answered with cautious headers and counted.
+"""Guard: refuses requests of another host or of too many bytes, adds security headers and counts answers.
 
-It sits outside of the application and sees a body as it arrives, so that a large one is refused before it is kept
-anywhere.
+It sees a body as it arrives, so that a large one is refused before it is stored anywhere.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, MutableMapping
-from threading import Lock
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from hashlens.server.problems import Problem, problem
+from hashlens.server.metrics import Metrics
+from hashlens.server.problems import problem
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -30,35 +29,14 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-SLOW = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # seconds; bounds of the counters of /metrics
-FORM = 65_536  # bytes of a form beside its picture
-
-
-class Counts:
-    """How many requests were answered, how, and how fast."""
-
-    def __init__(self) -> None:
-        self.requests: Counter[tuple[str, int]] = Counter()
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.slower: Counter[tuple[str, float]] = Counter()
-        self._lock = Lock()
-
-    def add(self, path: str, status: int, seconds: float) -> None:
-        with self._lock:
-            self.requests[path, status] += 1
-            self.seconds[path] += seconds
-            self.slower.update((path, bound) for bound in SLOW if seconds <= bound)
-
-    def copy(self) -> tuple[Counter[tuple[str, int]], dict[str, float], Counter[tuple[str, float]]]:
-        with self._lock:
-            return self.requests.copy(), dict(self.seconds), self.slower.copy()
+FORM = 65_536  # bytes of a form besides its image
 
 
 class Guard:
     """An ASGI application around another."""
 
-    def __init__(self, app: Any, counts: Counts, max_upload: int, hosts: tuple[str, ...] | None):
-        self.app, self.counts, self.max_upload = app, counts, max_upload
+    def __init__(self, app: Any, metrics: Metrics, max_upload: int, hosts: tuple[str, ...] | None):
+        self.app, self.metrics, self.max_upload = app, metrics, max_upload
         self.hosts = hosts  # None: all
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,27 +55,29 @@ class Guard:
 
         try:
             if refusal := self._refuse(scope):
-                await problem(refusal.status, refusal.detail, refusal.headers)(scope, receive, send_guarded)
+                await problem(refusal.status_code, refusal.detail, dict(refusal.headers or {}))(
+                    scope, receive, send_guarded
+                )
             else:
                 await self.app(scope, self._limited(receive), send_guarded)
         except ClientDisconnect:
-            status = 499  # nobody is there to be told
+            status = 499  # nobody is left to tell
         except Exception:
             logging.getLogger("hashlens").exception("a request failed")
             if started:
                 raise
-            sentence = "something went wrong here; the server's log says what, please report it"
+            sentence = "internal error; the server's log has the details, please report it"
             await problem(500, sentence)(scope, receive, send_guarded)
         finally:
             route = scope.get("route")
-            self.counts.add(getattr(route, "path", "other"), status, time.perf_counter() - start)
+            self.metrics.add(getattr(route, "path", "other"), status, time.perf_counter() - start)
 
-    def _refuse(self, scope: Scope) -> Problem | None:
+    def _refuse(self, scope: Scope) -> HTTPException | None:
         headers = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if self.hosts is not None and _without_port(host) not in self.hosts:
-            # a page elsewhere whose name is made to point here could otherwise read everything
-            return Problem(421, f"this server answers only under {' and '.join(self.hosts[:2])}")
+            # DNS rebinding: a page elsewhere whose name points here could otherwise read everything
+            return HTTPException(421, f"this server answers only under {' and '.join(self.hosts[:2])}")
         length = headers.get(b"content-length", b"")
         return self._too_large() if length.isdigit() and int(length) > self.max_upload + FORM else None
 
@@ -114,12 +94,12 @@ class Guard:
 
         return receive_limited
 
-    def _too_large(self) -> Problem:
-        return Problem(413, too_large(self.max_upload), {"Connection": "close"})
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, too_large(self.max_upload), {"Connection": "close"})
 
 
 def too_large(max_upload: int) -> str:
-    return f"the picture is too large; the limit is {max_upload / 1e6:g} MB (server option --max-upload)"
+    return f"the image is too large; the limit is {max_upload / 1e6:g} MB (server option --max-upload)"
 
 
 def _without_port(host: str) -> str:

@@ -8,14 +8,15 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from hashlens.errors import HashlensError, MismatchError, UsageError
-from hashlens.search import EmptyIndex, NoSuchPicture, UnreadablePicture
+from hashlens.search import EmptyIndex, NoSuchImage, UnreadableImage
 
 STATUS: list[tuple[type[HashlensError], int]] = [  # the first that fits
-    (UnreadablePicture, 400),
-    (NoSuchPicture, 404),
+    (UnreadableImage, 400),
+    (NoSuchImage, 404),
     (EmptyIndex, 409),
     (UsageError, 422),
     (MismatchError, 422),
@@ -36,49 +37,33 @@ PROBLEM: dict[str, Any] = {  # for the OpenAPI document
 }
 
 
-class Problem(Exception):
-    """A refusal with its HTTP status."""
-
-    def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None):
-        super().__init__(detail)
-        self.status, self.detail, self.headers = status, detail, headers
-
-
 def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
     content = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
     return JSONResponse(content, status, headers, media_type="application/problem+json")
 
 
-def describe_validation(errors: Any) -> str:
-    """The first thing that is wrong with what was sent, in one sentence."""
-    first = errors[0]
-    place = printable(".".join(str(part) for part in first["loc"])) or "the request"
-    return f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}; see /docs"
-
-
 def printable(text: str, most: int = 100) -> str:
-    """What a client has sent, fit for a sentence."""
+    """What a client sent, as part of a sentence."""
     return "".join(character if character.isprintable() else "?" for character in text[:most])
 
 
 def explain_errors(app: FastAPI) -> None:
-    """Let every error that a handler raises be answered as a problem."""
-
-    @app.exception_handler(Problem)
-    async def refused(request: Request, error: Problem) -> JSONResponse:
-        return problem(error.status, error.detail, error.headers)
+    """Answer every error that a handler raises as a problem."""
 
     @app.exception_handler(HashlensError)
     async def ours(request: Request, error: HashlensError) -> JSONResponse:
         status = next((status for kind, status in STATUS if isinstance(error, kind)), 500)
         return problem(status, error.message)
 
+    @app.exception_handler(ValidationError)
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return problem(422, describe_validation(error.errors()))
+    async def invalid(request: Request, error: ValidationError | RequestValidationError) -> JSONResponse:
+        first: Any = error.errors()[0]
+        place = printable(".".join(str(part) for part in first["loc"])) or "the request"
+        return problem(422, f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}; see /docs")
 
     @app.exception_handler(HTTPException)
-    async def other(request: Request, error: HTTPException) -> JSONResponse:
-        sentences = {404: "there is nothing at this address; see /docs", 405: "this address does not take that method"}
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+        sentences = {404: "address not found; see /docs", 405: "this address does not support that method"}
         detail = sentences.get(error.status_code, str(error.detail))
         return problem(error.status_code, detail, dict(error.headers or {}))

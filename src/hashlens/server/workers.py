@@ -1,4 +1,4 @@
-"""Work in, its result out: a few threads for decoding and searching, and a queue that is refused when it is full."""
+"""Work in, its result out: a few threads for decoding and searching, with a queue of limited length."""
 
 from __future__ import annotations
 
@@ -9,35 +9,32 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any, TypeVar
 
-from hashlens.server.problems import Problem
-from hashlens.threads import n_threads
+from starlette.exceptions import HTTPException
+
+from hashlens.machine import n_threads
 
 Result = TypeVar("Result")
 
-BUSY = "the server is busy; try again in a second"
-
 
 class Workers:
-    """As many threads as cores; `waiting` pieces of work may wait for one."""
+    """As many threads as cores; at most `waiting` tasks wait for one."""
 
     def __init__(self, waiting: int, threads: int | None = None):
         self.threads = threads or n_threads()
         self.room = self.threads + waiting
-        self.busy = 0  # being worked on, or waiting
-        self.n_reading = 0  # only the event loop counts these
+        self.busy = 0  # tasks running or waiting
+        self.n_reading = 0  # changed by the event loop only
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(self.threads, "serve")
 
-    def require_room(self) -> None:
-        if self.busy >= self.room:
-            raise Problem(503, BUSY, {"Retry-After": "1"})
+    def require_room(self, n_reading: int = 0) -> None:
+        if max(self.busy, n_reading) >= self.room:
+            raise HTTPException(503, "the server is busy; try again in a second", {"Retry-After": "1"})
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Within, a request is read; there are never more of them than may wait, since what they send is kept."""
-        self.require_room()
-        if self.n_reading >= self.room:
-            raise Problem(503, BUSY, {"Retry-After": "1"})
+        """Within, a request is read; their number is limited, since what they send is kept in memory."""
+        self.require_room(self.n_reading)
         self.n_reading += 1
         try:
             yield
@@ -45,7 +42,7 @@ class Workers:
             self.n_reading -= 1
 
     async def run(self, work: Callable[..., Result], *given: Any) -> Result:
-        """work(*given) in a thread; work that nobody waits for any more still counts until it has ended."""
+        """work(*given) in a thread; abandoned work counts until it ends."""
         with self._lock:
             self.require_room()
             self.busy += 1

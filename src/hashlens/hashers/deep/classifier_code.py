@@ -1,4 +1,4 @@
-"""ClassifierCode, the sceptical baseline: class scores of a picture in, a fixed code of its class out."""
+"""ClassifierCode, the sceptical baseline: class scores of an image in, the fixed code of its class out."""
 
 from __future__ import annotations
 
@@ -6,48 +6,44 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from hashlens.data.labels import Labels
 from hashlens.hashers.deep.base import DeepHasher
-from hashlens.hashers.deep.dlbhc import classification_loss
+from hashlens.hashers.losses import Loss, classification_loss
 
-CANDIDATES = 256  # random codes among which that of a class is chosen
+CANDIDATES = 256  # random codes among which the code of a class is chosen
 
 
 class ClassifierCode(DeepHasher):
-    """A plain classifier; the code of a picture is that of its predicted class.
+    """A plain classifier; the code of an image is that of its predicted class.
 
     After A. Sablayrolles, M. Douze, N. Usunier, H. Jegou, "How Should We Evaluate Supervised Hashing?", ICASSP 2017,
-    who show that under the usual protocol, where the classes of the queries are those that were learnt, writing down
-    a classifier's answer scores higher than the supervised hashing of its time. It is here for that reason: a method
-    that does not beat it on the same network has shown no more than that the network can classify. It is no hashing to
-    use: pictures of classes never seen in training get codes of other classes.
+    who show that under the usual protocol, where the queries are of classes seen in training, encoding a classifier's
+    answer scores higher than the supervised hashing of its time. It is here for that reason: a method that does not
+    beat it on the same network has only shown that the network can classify. It is not meant for use: images of classes
+    never seen in training get the codes of other classes.
 
     Minimises the cross-entropy of softmax(z) and the class for the class scores z of the network. Classes get codes of
-    n_bits before training: one after the other, the candidate among 256 random codes that is farthest from the nearest
-    code given out so far. Sets of labels: binary cross-entropies, and the code is the sign of the sum over labels of
-    (sigmoid(z_c) - p_c) r_c, with p_c the part of training pictures that have label c and r_c normal random numbers, so
-    that codes differ as the angle between the chances of labels does.
+    n_bits before training: one after the other, the candidate among 256 random codes that is farthest from its
+    nearest code so far. Label sets: binary cross-entropies, and the code is the sign of the sum over labels of
+    (sigmoid(z_c) - p_c) r_c, with p_c the fraction of training images that have label c and r_c normal random numbers,
+    so that codes differ as the angle between the label probabilities does.
 
-    Parameters
-    ----------
-    head, backbone, weights, image_size, frozen_blocks, training : as in DTSH.
-
-    Differences from the paper: it writes the number of the class in as few bits as that takes, and treats one class a
-    picture only. For sets of labels, chances less how common a label is are used and not the scores z themselves:
-    most labels are absent from most pictures, and their scores, all far below 0, would give all pictures one code.
-    In the figures of an epoch, `quantisation` and `dead_bits` are those of class scores.
+    Differences from the paper: it writes the class number in as few bits as needed, and treats one class per image
+    only. For label sets, probabilities minus the frequency of the label are used, not the scores z themselves: most
+    labels are absent from most images, and their scores, all far below 0, would give all images one code. In the
+    history of training, `quantisation` and `dead_bits` are those of class scores.
     """
 
     name = "classifier"
+    beside_network = ("class_codes", "shares")
 
     @property
     def _n_outputs(self) -> int:
         return len(self.class_codes_)
 
-    def _loss(self, labels: Labels) -> nn.Module:
-        return CrossEntropy()
+    def _loss(self, labels: Labels) -> Loss:
+        return ClassifierCodeLoss(labels.n_classes)
 
     def _fit(self, X: Any, labels: Labels | None, **how: Any) -> None:
         assert labels is not None
@@ -58,35 +54,31 @@ class ClassifierCode(DeepHasher):
         self.multi_ = labels.multi
         super()._fit(X, labels, **how)
 
-    def _project(self, X: Any, **how: Any) -> np.ndarray:
-        scores = super()._project(X, **how)
+    def _project(self, X: np.ndarray) -> np.ndarray:
+        scores = super()._project(X)
         if not self.multi_:
             return self.class_codes_[scores.argmax(1)]
-        chances = 1 / (1 + np.exp(-scores.clip(-60, 60)))
-        return (chances - self.shares_) @ self.class_codes_
+        probabilities = 1 / (1 + np.exp(-scores.clip(-60, 60)))
+        return (probabilities - self.shares_) @ self.class_codes_
 
     def _state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        learnt, arrays = super()._state()
-        arrays |= {"class_codes": self.class_codes_, "shares": self.shares_}
-        return learnt | {"multi": self.multi_}, arrays
+        learned, arrays = super()._state()
+        return learned | {"multi": self.multi_}, arrays
 
     def _restore(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        arrays = dict(arrays)
-        self.class_codes_, self.shares_ = arrays.pop("class_codes"), arrays.pop("shares")
         self.multi_ = config["multi"]
         super()._restore(config, arrays)
 
 
-class CrossEntropy(nn.Module):
-    """Mean cross-entropy of class scores and labels."""
+class ClassifierCodeLoss(Loss):
+    """Mean cross-entropy of class scores (n, n_classes) and labels."""
 
-    def forward(self, u: torch.Tensor, labels: Labels, rows: np.ndarray) -> tuple[torch.Tensor, dict[str, float]]:
-        value, wrong = classification_loss(u, labels)
-        return value, {"active": wrong}
+    def compute(self, u: torch.Tensor, labels: torch.Tensor, rows: Any) -> tuple[torch.Tensor, float]:
+        return classification_loss(u, labels)
 
 
 def distant_codes(n: int, n_bits: int, rng: np.random.Generator) -> np.ndarray:
-    """(n, n_bits) of -1 and 1, each far from those before it; equal ones only where chance offers no other."""
+    """(n, n_bits) of -1 and 1, each far from those before it; equal ones only if no candidate differs."""
     codes = np.empty((n, n_bits), np.float32)
     for i in range(n):
         candidates = rng.choice(np.array([-1, 1], np.float32), (CANDIDATES, n_bits))

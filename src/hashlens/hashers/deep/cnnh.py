@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numba import njit
-from torch import nn
 from torch.nn import functional as F
 
 from hashlens.data.labels import Labels, relevant
-from hashlens.errors import UsageError
 from hashlens.hashers.deep.base import DeepHasher
+from hashlens.hashers.losses import Loss
+from hashlens.settings import setting
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class CNNH(DeepHasher):
     """Supervised hashing by learning codes first and then a network that predicts them.
 
@@ -23,49 +22,44 @@ class CNNH(DeepHasher):
     AAAI 2014.
 
     First minimises ||S - H H^T / n_bits||^2 over H in [-1, 1], with S_ij = 1 where i and j share a label, else -1; then
-    the mean of log(1 + exp(-sgn(h) u)) over pictures and bits.
-
-    Parameters
-    ----------
-    n_sweeps : times that each entry of H is visited; 5, as we recall the publication.
-    head, backbone, weights, image_size, frozen_blocks, training : as in DTSH.
+    the mean of log(1 + exp(-sgn(h) u)) over images and bits.
 
     Differences from the paper: the network is ours, pretrained, where the paper trains a small one from scratch; AdamW
     with a one-cycle schedule; horizontal flips. The paper says of its second stage that each output predicts a bit;
-    the logistic loss is our reading of it. A step of coordinate descent that would make the objective larger is not
-    taken, where the paper discards the sweep. Its n x n residual is never formed: pictures with the same labels have
-    the same row of S, so that sums over pictures become sums over the different sets of labels; the steps are the
+    the logistic loss is our reading of it. A step of coordinate descent that would increase the objective is not
+    taken, where the paper discards the sweep. Its n x n residual is never formed: images with the same labels have
+    the same row of S, so that sums over images become sums over the distinct label sets; the steps are the
     same. The variant that also predicts classes, CNNH+, is not here.
     """
 
     name = "cnnh"
 
-    n_sweeps: int = 5
+    n_sweeps: int = setting(5, "passes over the entries of the factor; paper, as we recall it: 5", low=1)
 
-    def _loss(self, labels: Labels) -> nn.Module:
-        if self.n_sweeps < 1:
-            raise UsageError(f"n_sweeps must be at least 1, not {self.n_sweeps}")
-        H = factorise(labels, self.n_bits, self.n_sweeps, np.random.default_rng([self.random_state, 1]))[0]
-        return BitLikelihood(np.where(H > 0, 1, -1))
+    def _loss(self, labels: Labels) -> Loss:
+        return CNNHLoss(self.n_bits, labels, self.n_sweeps, self.random_state)
 
 
-class BitLikelihood(nn.Module):
-    """Mean over pictures and bits of softplus(-sign * u); `signs` are those of the whole training set."""
+class CNNHLoss(Loss):
+    """Mean over images and bits of softplus(-sign * u); the signs of the whole training set come from its `labels`."""
 
-    def __init__(self, signs: np.ndarray):
-        super().__init__()
-        self.register_buffer("signs", torch.from_numpy(signs.astype(np.int8)))
-        self.signs: torch.Tensor
+    needs_labels, needs_rows = False, True
+    signs: torch.Tensor
 
-    def forward(self, u: torch.Tensor, labels: Labels, rows: np.ndarray) -> tuple[torch.Tensor, dict[str, float]]:
+    def __init__(self, n_bits: int, labels: Any, n_sweeps: int = CNNH.n_sweeps, random_state: int = 0):
+        super().__init__(n_bits)
+        H = factorise(Labels.of(labels), n_bits, n_sweeps, np.random.default_rng([random_state, 1]))[0]
+        self.register_buffer("signs", torch.from_numpy(np.where(H > 0, 1, -1).astype(np.int8)))
+
+    def compute(self, u: torch.Tensor, labels: Any, rows: np.ndarray) -> tuple[torch.Tensor, float]:
         agreement = self.signs[rows].to(u) * u
-        return F.softplus(-agreement).mean(), {"active": (agreement <= 0).float().mean().item()}
+        return F.softplus(-agreement).mean(), (agreement <= 0).float().mean().item()
 
 
 def factorise(labels: Labels, n_bits: int, n_sweeps: int, rng: np.random.Generator) -> tuple[np.ndarray, list[float]]:
     """H (n, n_bits) in [-1, 1] with H H^T / n_bits near S, and ||S - H H^T / n_bits||^2 at the start and after sweeps.
 
-    With `kind` the set of labels of each picture, S_ij = T[kind_i, kind_j], so that S H = T[kind] @ sums.T where `sums`
+    With `kind` the label set of each image, S_ij = T[kind_i, kind_j], so that S H = T[kind] @ sums.T where `sums`
     adds up the rows of H of each kind.
     """
     _, first, kind = np.unique(labels.values, axis=0, return_index=True, return_inverse=True)
@@ -108,7 +102,7 @@ def _sweep(H, kind, T, sums, products, order):  # type: ignore[no-untyped-def]
         down, up = -1 - row[j], 1 - row[j]
         if g2 > 0:
             t = min(max(-g1 / g2, down), up)
-        else:  # no minimum inside: the better end
+        else:  # no minimum inside: take the better end
             t = down if _change(g1, g2, row[j], down) < _change(g1, g2, row[j], up) else up
         if _change(g1, g2, row[j], t) < 0:
             products[j] += t * row

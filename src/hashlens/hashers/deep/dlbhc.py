@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 
 from hashlens.data.labels import Labels
 from hashlens.hashers.deep.base import DeepHasher
+from hashlens.hashers.losses import Loss, classification_loss
 
 
 class DLBHC(DeepHasher):
@@ -19,45 +22,26 @@ class DLBHC(DeepHasher):
 
     Minimises the cross-entropy of softmax(W sigmoid(u) + c) and the class. A unit above 0.5, that is u > 0, is a 1.
 
-    Parameters
-    ----------
-    head, backbone, weights, image_size, frozen_blocks, training : as in DTSH; the paper's head is "linear".
-
     Differences from the paper: the backbone is EfficientNet-Lite, not AlexNet, and its leading blocks stay frozen;
     AdamW with a one-cycle schedule; no dropout; the classifier learns at the rate of the hash layer, which starts as in
-    our other methods. With several labels a picture each class is a yes or no of its own (the mean of binary
-    cross-entropies), which the paper does not treat. The paper sorts near codes again by features; here codes are all.
+    our other methods. With several labels per image each class is a separate yes or no (the mean of binary
+    cross-entropies), which the paper does not treat. The paper reranks near codes by features; here only codes count.
     """
 
     name = "dlbhc"
 
-    def _loss(self, labels: Labels) -> nn.Module:
-        return LatentClassifier(self.n_bits, labels.n_classes, self.random_state)
+    def _loss(self, labels: Labels) -> Loss:
+        return DLBHCLoss(self.n_bits, labels.n_classes, self.random_state)
 
 
-class LatentClassifier(nn.Module):
-    """Cross-entropy of a linear classifier on sigmoid(u), which is learnt with the network and is no part of it."""
+class DLBHCLoss(Loss):
+    """Cross-entropy of a linear classifier on sigmoid(u), which is learned with the network but not part of it."""
 
-    def __init__(self, n_bits: int, n_classes: int, random_state: int):
-        super().__init__()
+    def __init__(self, n_bits: int, n_classes: int, random_state: int = 0):
+        super().__init__(n_bits)
         rng = np.random.default_rng([random_state, 1])
         self.weight = nn.Parameter(torch.tensor(rng.normal(0, 0.01, (n_classes, n_bits)), dtype=torch.float32))
         self.bias = nn.Parameter(torch.zeros(n_classes))
 
-    def forward(self, u: torch.Tensor, labels: Labels, rows: np.ndarray) -> tuple[torch.Tensor, dict[str, float]]:
-        scores = F.linear(torch.sigmoid(u), self.weight.to(u), self.bias.to(u))
-        value, wrong = classification_loss(scores, labels)
-        return value, {"active": wrong}
-
-
-def classification_loss(scores: torch.Tensor, labels: Labels) -> tuple[torch.Tensor, float]:
-    """Cross-entropy of scores (b, n_classes) and the part of decisions that are wrong, both means.
-
-    One class a picture: softmax, and a decision a picture. Sets of labels: a yes or no for each picture and label.
-    """
-    if labels.multi:
-        truth = torch.from_numpy(labels.values).to(scores.device)
-        value = F.binary_cross_entropy_with_logits(scores, truth.to(scores))
-        return value, ((scores > 0) != truth).float().mean().item()
-    classes = torch.from_numpy(labels.values).to(scores.device)
-    return F.cross_entropy(scores, classes), (scores.argmax(1) != classes).float().mean().item()
+    def compute(self, u: torch.Tensor, labels: torch.Tensor, rows: Any) -> tuple[torch.Tensor, float]:
+        return classification_loss(F.linear(torch.sigmoid(u), self.weight.to(u), self.bias.to(u)), labels)

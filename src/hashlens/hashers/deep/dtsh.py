@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-from hashlens.data.labels import Labels, relevant
+from hashlens.data.labels import Labels
 from hashlens.data.triplets import clean_triplets
 from hashlens.errors import UsageError
+from hashlens.hashers.base import never
 from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.deep.likelihood import triplet_nll
-from hashlens.hashers.deep.training import Training
+from hashlens.hashers.deep.training import released
 from hashlens.hashers.deep.triplets import draw_from_bank
+from hashlens.hashers.losses import Loss, quantisation_error, same_class
 from hashlens.progress import Progress
+from hashlens.settings import setting
 
-# The authors' code draws 50 positives x 50 negatives x 9 other classes for a query. lambda = 100 weighs one picture's
-# quantisation error against the SUM over so many triplets; against their mean it is lambda / 22,500.
+# The authors' code draws 50 positives x 50 negatives x 9 other classes per query. lambda = 100 weighs the quantisation
+# error of one image against the SUM over these triplets; against their mean it is lambda / 22,500.
 TRIPLETS_PER_QUERY = 22_500
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class DTSH(DeepHasher):
     """Deep supervised hashing with triplet labels.
 
@@ -33,191 +36,186 @@ class DTSH(DeepHasher):
     With theta_ij = u_i . u_j / 2 and T = theta_qp - theta_qn - alpha, minimises over the triplets (query, positive,
     negative) the sum of log(1 + exp(-T)) + lambda sum ||u - sgn(u)||^2. A unit of theta is one bit of distance.
 
-    Parameters
-    ----------
-    alpha : margin in bits; the paper's n_bits / 2 if None.
-    lambda_ : weight of the quantisation term as the paper counts it, that is against the sum over 22,500 triplets
-        of a picture; the same balance is kept whatever the number of triplets.
-    sampling : which triplets of labelled pictures are learnt from. "in-batch": every triplet inside the batch, gradient
-        through all three pictures as in the paper's formula; or "published", the authors' released code: positives and
-        negatives drawn from the remembered outputs of pictures outside the batch, gradient through the query only.
-    head : "linear", the paper's one layer; "layers" or "divide-and-encode", which it names as alternatives.
-    backbone, weights : the network below the head, and a file with its weights for those that cannot be downloaded.
-
     Differences from the paper: the backbone is EfficientNet-Lite and its leading blocks stay frozen; AdamW with a
     one-cycle schedule; horizontal flips. The likelihood is a mean over triplets, not a sum. With
-    sampling="published" the gradient is that of the authors' code up to a constant (see `BankTripletLikelihood`).
+    sampling="published" the gradient is that of the authors' code up to a constant (see `DTSHBankLoss`).
     """
 
     name = "dtsh"
 
-    alpha: float | None = None
-    lambda_: float = 100.0
-    sampling: str = "in-batch"
+    alpha: float | None = setting(None, "margin in bits; none: the paper's n_bits / 2")
+    lambda_: float = setting(100.0, "weight of the quantisation term, against a sum over 22,500 triplets; paper: 100")
+    sampling: str = setting(
+        "in-batch",
+        "in-batch: all triplets inside the batch, gradient through all three; published: the authors' code, drawn from"
+        " remembered outputs, gradient through the query only",
+        choices=("in-batch", "published"),
+    )
 
     @classmethod
     def published(cls, n_bits: int, n_train: int, **changes: Any) -> Self:
-        """The authors' released configuration for `n_train` training pictures; `changes` are those you make to it.
+        """The authors' released configuration for `n_train` training images, with your `changes`.
 
-        Their step divides a sum over 22,500 triplets by the number of training pictures; here the likelihood is a mean,
-        so their rates, 5e-4 for the step and for the decay of the weights, become rates that depend on n_train.
+        Their step divides a sum over 22,500 triplets by the number of training images; here the likelihood is a mean,
+        so their learning rate and weight decay of 5e-4 become values that depend on n_train.
         """
-        per_picture = 2 * TRIPLETS_PER_QUERY / n_train
-        theirs = Training(
-            epochs=100,
-            batch_size=128,
-            last_batch="keep",
-            optimizer="sgd",
-            lr=5e-4 * per_picture,
-            head_lr=5e-4 * per_picture,
-            weight_decay=5e-4 / per_picture,
-            schedule="step",
-            step_epochs=20,
-            step_factor=2 / 3,
-            flip=False,
-            precision="float32",
-        )
+        per_image = 2 * TRIPLETS_PER_QUERY / n_train
+        decay = 5e-4 / per_image
+        theirs = released(5e-4 * per_image, epochs=100, weight_decay=decay, step_epochs=20, step_factor=2 / 3)
         training = replace(theirs, **changes.pop("training", {}))
         asked: dict[str, Any] = {"backbone": "cnn-f", "frozen_blocks": 0, "sampling": "published", **changes}
         return cls(n_bits, training=training, **asked)
 
-    def fit(self, X: Any, y: Any = None, *, triplets: Any = None, **how: Any) -> Self:
-        """Learn from pictures or features X and labels y, or from `triplets` of rows (query, positive, negative)."""
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        triplets: Any = None,
+        run: Path | None = None,
+        progress: Progress | bool = False,
+        stop: Callable[[], bool] = never,
+        **unknown: Any,
+    ) -> Self:
+        """Learn from images or features X and labels y, or from `triplets` of rows (query, positive, negative)."""
         if triplets is None:
-            return super().fit(X, y, **how)
+            return super().fit(X, y, run=run, progress=progress, stop=stop, **unknown)
+        self._refuse_wrong_use(unknown)
         if y is not None:
-            raise UsageError("give labels or triplets, not both: with triplets no labels are used")
-        X = self._validate(X)
+            raise UsageError("pass either labels or triplets, not both")
+        progress = Progress.of(progress)
+        X = self._prepare(X, progress)
         rows, notes = clean_triplets(triplets, len(X))
         for note in notes:
-            (how.get("progress") or Progress(quiet=True)).say(f"note: {note}")
-        loss = GivenTripletLikelihood(*self._weights(), rows, len(X), self.n_bits, self.random_state)
-        return self._learn(X, None, loss=loss, **how)
+            progress.say(f"note: {note}")
+        loss = DTSHTripletLoss(self.n_bits, rows, len(X), self.alpha, self.lambda_, self.random_state)
+        return self._learn(X, None, loss=loss, run=run, progress=progress, stop=stop)
 
-    def _weights(self) -> tuple[float, float]:
-        """alpha, and lambda against the mean over triplets."""
-        return self.n_bits / 2 if self.alpha is None else self.alpha, self.lambda_ / TRIPLETS_PER_QUERY
-
-    def _loss(self, labels: Labels) -> nn.Module:
-        alpha, lambda_bar = self._weights()
+    def _loss(self, labels: Labels) -> Loss:
         if self.sampling == "in-batch":
-            return TripletLikelihood(alpha, lambda_bar)
-        if self.sampling == "published":
-            if len(labels) < 2 * self.training.batch_size:
-                raise UsageError(
-                    f"published triplets are drawn outside the batch: {len(labels)} pictures are too few for a"
-                    f" batch size of {self.training.batch_size}; choose at most {len(labels) // 2}"
-                )
-            return BankTripletLikelihood(
-                alpha, lambda_bar, labels, self.n_bits, self.training.batch_size, self.random_state
+            return DTSHLoss(self.n_bits, self.alpha, self.lambda_)
+        size = self.training.batch_size
+        if len(labels) < 2 * size:
+            raise UsageError(
+                f"published triplets are drawn outside the batch: {len(labels)} images are too few for a"
+                f" batch size of {size}; choose at most {len(labels) // 2}"
             )
-        raise UsageError(f"sampling must be in-batch or published, not '{self.sampling}'")
+        return DTSHBankLoss(self.n_bits, labels, size, self.alpha, self.lambda_, self.random_state)
 
 
-class TripletLikelihood(nn.Module):
-    """Mean over queries of [mean of softplus(-T) over the query's triplets in the batch + lambda ||u - sgn(u)||^2].
+class DTSHLoss(Loss):
+    """Mean over queries of [mean of softplus(-T) over the query's triplets in the batch + lambda ||u - sgn(u)||^2]."""
 
-    `lambda_bar` is the paper's lambda divided by the number of triplets of a query.
-    """
+    product = 0.5  # theta_ij is this times u_i . u_j
+    own_positive = False  # whether an image is its own positive
 
-    def __init__(self, alpha: float, lambda_bar: float):
-        super().__init__()
-        self.alpha = alpha
-        self.lambda_bar = lambda_bar
+    def __init__(self, n_bits: int, alpha: float | None = DTSH.alpha, lambda_: float = DTSH.lambda_):
+        super().__init__(n_bits)
+        self.alpha = n_bits / 2 if alpha is None else alpha
+        self.lambda_bar = lambda_ / TRIPLETS_PER_QUERY  # against the mean over the triplets of a query
 
-    def forward(self, u: torch.Tensor, labels: Labels, rows: np.ndarray) -> tuple[torch.Tensor, dict[str, float]]:
-        same = torch.from_numpy(relevant(labels, labels)).to(u.device)
-        likelihood, active = triplet_nll(u @ u.T / 2, same, self.alpha)
-        return likelihood + self.lambda_bar * quantisation_error(u), {"active": active}
-
-
-def quantisation_error(u: torch.Tensor) -> torch.Tensor:
-    """Mean over pictures of ||u - sgn(u)||^2; sgn is constant to the derivative."""
-    signs = torch.where(u > 0, 1.0, -1.0).to(u.dtype)
-    return (u - signs).square().sum(1).mean()
+    def compute(self, u: torch.Tensor, labels: torch.Tensor, rows: Any) -> tuple[torch.Tensor, float]:
+        same = same_class(labels, labels)
+        itself = torch.eye(len(u), dtype=torch.bool, device=u.device)
+        positives = same if self.own_positive else same & ~itself
+        nll, active = triplet_nll(u @ u.T * self.product, positives, ~same, self.alpha)
+        return nll + self.lambda_bar * quantisation_error(u).mean(), active
 
 
-class BankTripletLikelihood(nn.Module):
+class _RememberingLoss(DTSHLoss):
+    """A likelihood of outputs that are remembered in a `bank` (n, n_bits), which starts with `unseen`."""
+
+    needs_labels, needs_rows = False, True
+    bank: torch.Tensor
+    draws: torch.Tensor
+
+    def __init__(self, n_bits: int, n: int, unseen: float, alpha: float | None, lambda_: float, random_state: int):
+        super().__init__(n_bits, alpha, lambda_)
+        self.random_state = random_state
+        self.register_buffer("bank", torch.full((n, n_bits), unseen))
+        self.register_buffer("draws", torch.zeros((), dtype=torch.int64))
+
+    def remember(self, u: torch.Tensor, rows: np.ndarray) -> list[int]:
+        """The outputs of a batch; returns the seed of what is drawn for it."""
+        self.bank[rows] = u.detach().to(self.bank)
+        self.draws += 1
+        return [self.random_state, int(self.draws) - 1]
+
+
+class DTSHBankLoss(_RememberingLoss):
     """The authors' released loss: remembered outputs, sampled triplets, gradient through the query only.
 
     Their step moves the output u_k along D_k = sum_t sigmoid(-T)(u_p - u_n) - 4 lambda (u_k - sgn(u_k)), divided by
-    the batch size and the number of pictures. With K triplets a query, D_k / batch size is -2 K times the gradient of
+    the batch size and the number of images. With K triplets per query, D_k / batch size is -2 K times the gradient of
     this loss. The sum is divided by the nominal batch size even where the last batch of an epoch is short.
     """
 
-    product = 0.5  # theta_ij is this times u_i . u_j
-
     def __init__(
-        self, alpha: float, lambda_bar: float, labels: Labels, n_bits: int, batch_size: int, random_state: int
+        self,
+        n_bits: int,
+        labels: Any,
+        batch_size: int,
+        alpha: float | None = DTSH.alpha,
+        lambda_: float = DTSH.lambda_,
+        random_state: int = 0,
     ):
-        super().__init__()
-        self.alpha = alpha
-        self.lambda_bar = lambda_bar
-        self.labels = labels
-        self.batch_size = min(batch_size, len(labels))
-        self.random_state = random_state
-        self.register_buffer("bank", torch.zeros(len(labels), n_bits))  # zeros until a picture was first seen
-        self.register_buffer("draws", torch.zeros((), dtype=torch.int64))
-        self.bank: torch.Tensor
-        self.draws: torch.Tensor
+        """`labels` are those of the whole training set."""
+        known = Labels.of(labels)
+        super().__init__(n_bits, len(known), 0.0, alpha, lambda_, random_state)
+        self.labels, self.batch_size = known, min(batch_size, len(known))
 
-    def forward(self, u: torch.Tensor, labels: Labels, rows: np.ndarray) -> tuple[torch.Tensor, dict[str, float]]:
-        self.bank[rows] = u.detach().to(self.bank)
-        positives, negatives = draw_from_bank(self.labels, rows, [self.random_state, int(self.draws)])
-        self.draws += 1
+    def compute(self, u: torch.Tensor, labels: Any, rows: np.ndarray) -> tuple[torch.Tensor, float]:
+        positives, negatives = draw_from_bank(self.labels, rows, self.remember(u, rows))
         # theta of each query with its positives and negatives, (b, groups, 50)
         scaled = u[:, None, None, :] * self.product
         theta_positive = (scaled * self.bank[positives]).sum(-1)
         theta_negative = (scaled * self.bank[negatives]).sum(-1)
         gap = theta_positive[..., :, None] - theta_negative[..., None, :] - self.alpha
         nll = F.softplus(-gap).mean((1, 2, 3))  # of each query
-        signs = torch.where(u > 0, 1.0, -1.0).to(u.dtype)
-        quantisation = (u - signs).square().sum(1)
-        with torch.no_grad():
-            active = (gap < 0).float().mean().item()
-        return (nll + self.lambda_bar * quantisation).sum() / self.batch_size, {"active": active}
+        value = (nll + self.lambda_bar * quantisation_error(u)).sum() / self.batch_size
+        return value, (gap < 0).float().mean().item()
 
 
-class GivenTripletLikelihood(nn.Module):
-    """Likelihood of given triplets, of which a batch of pictures seldom holds all three.
+class DTSHTripletLoss(_RememberingLoss):
+    """Likelihood of given triplets of rows, all three of which are rarely in one batch.
 
-    Every triplet with a picture in the batch counts. Pictures outside the batch are represented by their remembered
-    outputs, which have no gradient; until a picture was first seen, its triplets wait.
+    Every triplet with an image in the batch counts. Images outside the batch are represented by their remembered
+    outputs, which have no gradient. Triplets with an image that has not been seen yet are left out.
     """
 
-    MOST = 20_000  # triplets a step; of more, that many are drawn
+    MOST = 20_000  # triplets per step; of more, that many are drawn
 
-    def __init__(self, alpha: float, lambda_bar: float, triplets: np.ndarray, n: int, n_bits: int, random_state: int):
-        super().__init__()
-        self.alpha = alpha
-        self.lambda_bar = lambda_bar
-        self.triplets = torch.from_numpy(triplets)
-        self.random_state = random_state
-        # the triplets that each picture is part of, one after the other
-        self.of_picture = np.argsort(triplets.ravel(), kind="stable") // 3
-        self.starts = np.searchsorted(np.sort(triplets.ravel()), np.arange(n + 1))
-        self.register_buffer("bank", torch.full((n, n_bits), torch.nan))
-        self.register_buffer("draws", torch.zeros((), dtype=torch.int64))
-        self.bank: torch.Tensor
-        self.draws: torch.Tensor
+    def __init__(
+        self,
+        n_bits: int,
+        triplets: np.ndarray,
+        n: int,
+        alpha: float | None = DTSH.alpha,
+        lambda_: float = DTSH.lambda_,
+        random_state: int = 0,
+    ):
+        """`triplets` (t, 3) are row numbers (query, positive, negative) in a training set of n images."""
+        super().__init__(n_bits, n, torch.nan, alpha, lambda_, random_state)
+        self.triplets = np.asarray(triplets)
+        # the triplets that each image is part of, one image after the other
+        self.of_image = np.argsort(self.triplets.ravel(), kind="stable") // 3
+        self.starts = np.searchsorted(np.sort(self.triplets.ravel()), np.arange(n + 1))
 
-    def forward(self, u: torch.Tensor, labels: None, rows: np.ndarray) -> tuple[torch.Tensor, dict[str, float]]:
-        self.bank[rows] = u.detach().to(self.bank)
-        mine = np.unique(np.concatenate([self.of_picture[self.starts[row] : self.starts[row + 1]] for row in rows]))
-        rng = np.random.default_rng([self.random_state, int(self.draws)])
-        self.draws += 1
+    def compute(self, u: torch.Tensor, labels: Any, rows: np.ndarray) -> tuple[torch.Tensor, float]:
+        rng = np.random.default_rng(self.remember(u, rows))
+        mine = np.unique(np.concatenate([self.of_image[self.starts[row] : self.starts[row + 1]] for row in rows]))
         if len(mine) > self.MOST:
             mine = rng.choice(mine, self.MOST, replace=False)
-        triplets = self.triplets.numpy()[mine]
+        triplets = self.triplets[mine]
         seen = ~self.bank[:, 0].isnan().cpu().numpy()
         triplets = triplets[seen[triplets].all(1)]
-        quantisation = self.lambda_bar * quantisation_error(u)
+        quantisation = self.lambda_bar * quantisation_error(u).mean()
         if not len(triplets):
-            return quantisation, {"active": 0.0}
+            return quantisation, 0.0
         members, places = np.unique(triplets, return_inverse=True)  # only these are copied
         inside = np.isin(rows, members)
         fresh = torch.from_numpy(np.searchsorted(members, rows[inside])).to(u.device)
         outputs = self.bank[members].to(u.dtype).index_put((fresh,), u[inside])
         query, positive, negative = (outputs[role] for role in places.reshape(-1, 3).T)
         gap = (query * (positive - negative)).sum(1) / 2 - self.alpha
-        return F.softplus(-gap).mean() + quantisation, {"active": (gap < 0).float().mean().item()}
+        return F.softplus(-gap).mean() + quantisation, (gap < 0).float().mean().item()

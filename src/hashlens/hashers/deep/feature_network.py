@@ -2,102 +2,85 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import torch
+from scipy.special import expit
 from torch import nn
 
 from hashlens.data.labels import Labels
-from hashlens.errors import UsageError
-from hashlens.hashers.deep.inputs import FeatureInputs
+from hashlens.features.networks.inference import prepare_cpu
+from hashlens.hashers.deep.inputs import ArrayInputs
 from hashlens.hashers.deep.training import Training, train
+from hashlens.hashers.losses import Loss
 from hashlens.hashers.shallow.base import ShallowHasher
-from hashlens.networks.inference import prepare_cpu
+from hashlens.settings import setting
 
-ROWS = 1_000_000  # seen in training where the number of epochs is left to us
+ROWS = 1_000_000  # seen in training if the number of epochs is not set
 BATCH, LEARNING_RATE = 100, 3e-3
+ACTIVATIONS: dict[type[nn.Module], Callable[[np.ndarray], np.ndarray]] = {nn.Tanh: np.tanh, nn.Sigmoid: expit}
 
 
 class FeatureNetwork(ShallowHasher):
-    """A method writes `_scale`, which says by what to divide the centred features, and `_learn_network`.
+    """A method writes `_scale`, by which the centred features are divided, and `_learn_network`.
 
-    The network's last module is a linear layer with one unit a bit: the code is the sign of what it gives.
+    The network is linear layers with `activation` between them; the code is the sign of the last one's outputs. What
+    is learned is kept as arrays: `mean_`, `scale_`, and `weight0_`, `bias0_`, `weight1_` ... of the layers.
     """
 
-    epochs: int | None
-
-    mean_: np.ndarray  # (d,)
-    scale_: np.ndarray  # (d,) or ()
-    network_: nn.Sequential
+    activation: ClassVar[type[nn.Module]] = nn.Tanh
+    epochs: int | None = setting(None, "training epochs; none: 10 to 200, about a million rows in total", low=1)
 
     def _scale(self, X: np.ndarray) -> np.ndarray:
         """For centred rows X."""
         raise NotImplementedError
 
     def _learn_network(self, x: torch.Tensor, labels: Labels | None) -> nn.Sequential:
-        """For centred and scaled rows x; the seed of torch is set."""
+        """For centred and scaled rows x; torch is seeded."""
         raise NotImplementedError
 
     def _fit(self, X: np.ndarray, labels: Labels | None) -> None:
-        if self.epochs is not None and self.epochs < 1:
-            raise UsageError(f"epochs must be 1 or more, not {self.epochs}")
         prepare_cpu()
         self.mean_ = X.mean(0)
         scale = np.asarray(self._scale(X - self.mean_))
-        self.scale_ = np.where(scale > 1e-12, scale, 1.0)  # a feature that never changes stays 0
+        self.scale_ = np.where(scale > 1e-12, scale, 1.0)  # a constant feature stays 0
         with torch.random.fork_rng():
             torch.manual_seed(self.random_state)
-            self.network_ = self._learn_network(self._prepared(X), labels).eval()
+            network = self._learn_network(torch.from_numpy(self._prepared(X)), labels)
+        for i, layer in enumerate(linear_layers(network)):
+            setattr(self, f"weight{i}_", layer.weight.detach().numpy())
+            setattr(self, f"bias{i}_", layer.bias.detach().numpy())
 
-    def _prepared(self, X: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(((X - self.mean_) / self.scale_).astype(np.float32))
+    def _prepared(self, X: np.ndarray) -> np.ndarray:
+        return ((X - self.mean_) / self.scale_).astype(np.float32)
 
     def _train(
-        self, network: nn.Module, loss: nn.Module, x: torch.Tensor, labels: Labels | None, epochs: int | None
+        self, network: nn.Module, loss: Loss, x: torch.Tensor, labels: Labels | None, epochs: int | None
     ) -> list[dict[str, float]]:
         """The training loop of all networks, on these rows."""
         epochs = epochs or min(200, max(10, ROWS // len(x)))
         how = Training(epochs, BATCH, lr=LEARNING_RATE, head_lr=LEARNING_RATE, weight_decay=0)
-        inputs = FeatureInputs(x.numpy())
-        return train(network, loss, inputs, labels, how, seed=self.random_state, device="cpu", precision="float32")
+        return train(network, loss, ArrayInputs([x.numpy()]), labels, how, seed=self.random_state)
 
     def _project(self, X: np.ndarray) -> np.ndarray:
-        with torch.inference_mode():
-            return self.network_(self._prepared(X)).numpy()
-
-    def _state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        config, arrays = super()._state()
-        layers = [layer for layer in self.network_ if isinstance(layer, nn.Linear)]
-        widths = [layer.out_features for layer in layers]
-        weights = {f"network.{name}": value.numpy() for name, value in self.network_.state_dict().items()}
-        return config | {"widths": widths}, arrays | weights
-
-    def _restore(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        own, prefix = {name: value for name, value in arrays.items() if "." not in name}, "network."
-        super()._restore(config, own)
-        self.network_ = dense_layers([self.n_features_in_, *config["widths"]], self._activation())
-        weights = {name.removeprefix(prefix): torch.from_numpy(arrays[name]) for name in arrays.keys() - own.keys()}
-        try:
-            self.network_.load_state_dict(weights)
-        except RuntimeError as error:
-            raise ValueError("its weights do not fit its configuration") from error
-        self.network_.eval()
-
-    @classmethod
-    def _params_from_json(cls, params: dict[str, Any]) -> dict[str, Any]:
-        lists = {name: tuple(value) for name, value in params.items() if isinstance(value, list)}
-        return params | lists  # JSON has no tuples
-
-    def _activation(self) -> nn.Module:
-        """Between layers."""
-        raise NotImplementedError
+        x, i = self._prepared(X), 0
+        while hasattr(self, f"weight{i}_"):
+            x = ACTIVATIONS[self.activation](x) if i else x
+            x = x @ getattr(self, f"weight{i}_").T + getattr(self, f"bias{i}_")
+            i += 1
+        return x
 
 
-def dense_layers(widths: list[int], activation: nn.Module) -> nn.Sequential:
+def dense_layers(widths: list[int], activation: type[nn.Module]) -> nn.Sequential:
     """Linear layers from each width to the next, with the activation between them."""
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), activation]
+        layers += [nn.Linear(before, after), activation()]
     return nn.Sequential(*layers[:-1])
+
+
+def linear_layers(network: nn.Sequential) -> list[nn.Linear]:
+    return [layer for layer in network if isinstance(layer, nn.Linear)]

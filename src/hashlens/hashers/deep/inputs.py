@@ -1,4 +1,4 @@
-"""What a network is trained on: rows of features, feature maps or pictures in, an augmented tensor out."""
+"""What a network is trained on: row numbers in, an augmented tensor of features, feature maps or images out."""
 
 from __future__ import annotations
 
@@ -6,86 +6,71 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from hashlens.data.images import Images
 
 
-class FeatureInputs:
-    """Fixed features (n, d), as they are."""
-
-    def __init__(self, features: np.ndarray):
-        self.features = torch.from_numpy(np.asarray(features, np.float32))
-
-    def __len__(self) -> int:
-        return len(self.features)
-
-    def batch(self, rows: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
-        return self.features[rows]
-
-
-class MapInputs:
-    """Outputs of the frozen blocks for each picture: of one or more views of it, of which one is drawn each time."""
+class ArrayInputs:
+    """Features, or outputs of the frozen blocks, of one or more views of each image; one view is drawn each time."""
 
     def __init__(self, views: list[np.ndarray]):
-        self.views = views  # each (n, ...) float16
+        self.views = views  # each (n, ...) of the same shape and type
 
     def __len__(self) -> int:
         return len(self.views[0])
 
     def batch(self, rows: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
         chosen = rng.integers(0, len(self.views), len(rows))
-        maps = np.empty((len(rows), *self.views[0].shape[1:]), np.float16)
+        drawn = np.empty((len(rows), *self.views[0].shape[1:]), self.views[0].dtype)
         for i, view in enumerate(self.views):
             mine = chosen == i
-            maps[mine] = view[rows[mine]]
-        x = torch.from_numpy(maps).float()
+            drawn[mine] = view[rows[mine]]
+        x = torch.from_numpy(drawn).float()
         return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
 class Windows(Images):
-    """The same pictures, of each a window at a random place: 8/9 of its height and width."""
+    """Random crops of images, 8/9 of their height and width, perhaps with noise; one per image and seed."""
 
-    def __init__(self, images: Images, seed: int):
-        self.images, self.names, self.seed = images, images.names, seed
+    def __init__(self, images: Images, seed: int, noise: int = 0):
+        self.images, self.names, self.seed, self.noise = images, images.names, seed, noise
 
     def read(self, rows: Any, size: int) -> np.ndarray:
         rows = self._indices(rows)
         margin = size // 8
         wide = self.images.read(rows, size + margin)
-        places = [np.random.default_rng([self.seed, row]).integers(0, margin + 1, 2) for row in rows]
-        return np.stack([one[y : y + size, x : x + size] for one, (y, x) in zip(wide, places, strict=True)])
+        draws = [np.random.default_rng([self.seed, row]) for row in rows]
+        places = [rng.integers(0, margin + 1, 2) for rng in draws]
+        crops = np.stack([one[y : y + size, x : x + size] for one, (y, x) in zip(wide, places, strict=True)])
+        if self.noise:
+            noise = [rng.integers(-self.noise, self.noise + 1, crops.shape[1:], np.int16) for rng in draws]
+            crops = (crops + np.stack(noise)).clip(0, 255).astype(np.uint8)
+        return crops
 
     def fingerprint(self) -> str:
-        return f"{self.images.fingerprint()} windows {self.seed}"
-
-    def picture(self, row: int, at_least: int | None = None) -> Image.Image:
-        return self.images.picture(row, at_least)
+        return f"{self.images.fingerprint()} windows {self.seed} {self.noise}"
 
     def __getitem__(self, rows: Any) -> Images:
-        raise NotImplementedError("windows are drawn by row: cut out pictures first")
+        raise NotImplementedError("crops are drawn by row; select images first")
 
 
-class PictureInputs:
-    """Pictures, flipped and shifted at random: for networks that are trained from the first block on."""
+class ImageInputs:
+    """Images, randomly flipped and shifted, for networks that are trained from the first block on."""
 
     def __init__(self, images: Images, size: int, flip: bool, shift: int):
-        self.images = images
-        self.size = size
-        self.flip = flip
-        self.shift = shift
+        self.images, self.size, self.flip, self.shift = images, size, flip, shift
 
     def __len__(self) -> int:
         return len(self.images)
 
     def batch(self, rows: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
-        pictures = self.images.read(rows, self.size)  # (b, size, size, 3) uint8
+        images = self.images.read(rows, self.size)  # (b, size, size, 3) uint8
         if self.flip:
             flipped = rng.random(len(rows)) < 0.5
-            pictures[flipped] = pictures[flipped, :, ::-1]
+            images[flipped] = images[flipped, :, ::-1]
         if self.shift:
             margin = self.shift
-            wide = np.pad(pictures, ((0, 0), (margin, margin), (margin, margin), (0, 0)), mode="edge")
+            wide = np.pad(images, ((0, 0), (margin, margin), (margin, margin), (0, 0)), mode="edge")
             for i, (y, x) in enumerate(rng.integers(0, 2 * margin + 1, (len(rows), 2))):
-                pictures[i] = wide[i, y : y + self.size, x : x + self.size]
-        return torch.from_numpy(pictures)
+                images[i] = wide[i, y : y + self.size, x : x + self.size]
+        return torch.from_numpy(images)

@@ -1,7 +1,7 @@
-"""Likelihood of all triplets of a batch: inner products and who is alike in, its negative logarithm and slope out.
+"""Likelihood of all triplets of a batch: inner products, positives and negatives in, negative log and slope out.
 
-Of the n^3 triplets of a batch of n only n^2 exponentials are taken: exp(theta_n - theta_p) is a product. What remains
-for a triplet is a multiplication, a division and, for its logarithm, a place in a product of many.
+The n^3 triplets of a batch of n need only n^2 exponentials: exp(theta_n - theta_p) is a product. What remains per
+triplet is a multiplication, a division and, instead of a logarithm, a factor in a product of many.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import torch
 from numba import njit
 from torch.nn import functional as F
 
-from hashlens.threads import in_threads, shares
+from hashlens.machine import in_threads, shares
 
 
-def triplet_nll(theta: torch.Tensor, same: torch.Tensor, alpha: float) -> tuple[torch.Tensor, float]:
-    """Mean over queries of the mean softplus(-T) over all their triplets, and the part of triplets with T < 0.
+def triplet_nll(
+    theta: torch.Tensor, positives: torch.Tensor, negatives: torch.Tensor, alpha: float
+) -> tuple[torch.Tensor, float]:
+    """Mean over queries q of the mean softplus(-T) over all their triplets, and the fraction of triplets with T < 0.
 
-    T = theta_qp - theta_qn - alpha; p is alike q and not q itself, n is not alike.
+    T = theta_qp - theta_qn - alpha; `positives` and `negatives` (n, n) say which p and n belong to each q.
     """
-    itself = torch.eye(len(theta), dtype=torch.bool, device=theta.device)
-    positives = same & ~itself
-    n_triplets = positives.sum(1) * (~same).sum(1)  # of each query
+    n_triplets = positives.sum(1) * negatives.sum(1)  # of each query
     n_queries = (n_triplets > 0).sum()
     if n_queries == 0:  # a batch of one class, or without a pair of it
         return theta.sum() * 0, 0.0
     weight = 1 / (n_triplets.clamp(min=1) * n_queries).double()  # of a triplet of each query
     if theta.device.type == "cpu":
-        nll, n_active = _Compiled.apply(theta, positives, ~same, weight, alpha)
+        nll, n_active = _Compiled.apply(theta, positives, negatives, weight, alpha)
         return nll, n_active.item() / int(n_triplets.sum())
     query, positive = torch.nonzero(positives, as_tuple=True)
     gap = theta[query, positive][:, None] - theta[query] - alpha  # (pairs, n)
-    negative = ~same[query]
+    negative = negatives[query]
     nll = (F.softplus(-gap) * negative).sum(1) @ weight[query].to(theta)
     return nll, (((gap < 0) & negative).sum() / n_triplets.sum()).item()
 
@@ -81,9 +81,8 @@ def _likelihood(theta, positives, negatives, alpha, start, stop, nll, slope, n_a
         reach = max(near.max() - middle, middle - near.min(), far.max() - middle, middle - far.min())
         if reach < largest / 2:
             left, right = np.exp(middle - near), np.exp(far - middle)
-            product = np.ones(
-                len(n)
-            )  # of 1 + exp(-T), for each negative; its logarithm is taken before it is too large
+            # of 1 + exp(-T), for each negative; its logarithm is taken before it overflows
+            product = np.ones(len(n))
             room = largest / math.log1p(left.max() * right.max())
             taken = 0
             for i in range(len(p)):
@@ -105,7 +104,7 @@ def _likelihood(theta, positives, negatives, alpha, start, stop, nll, slope, n_a
                         total += math.log(product[j])
                         product[j] = 1.0
                     taken = 0
-        else:  # outputs this large mean that training goes astray; then only the result matters
+        else:  # outputs this large mean that training diverges; speed does not matter
             for i in range(len(p)):
                 for j in range(len(n)):
                     x = far[j] - near[i]

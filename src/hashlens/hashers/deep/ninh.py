@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 
-from hashlens.data.labels import Labels, relevant
-from hashlens.errors import UsageError
+from hashlens.data.labels import Labels
 from hashlens.hashers.deep.base import DeepHasher
-from hashlens.hashers.deep.hinge import ranking_hinge, squared_distances
+from hashlens.hashers.deep.heads import HEADS
+from hashlens.hashers.losses import Loss, ranking_hinge, same_class, squared_distances
+from hashlens.settings import setting
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class NINH(DeepHasher):
     """Simultaneous feature learning and hash coding, also called DNNH.
 
@@ -22,49 +20,37 @@ class NINH(DeepHasher):
     2015.
 
     With f = g(sigmoid(beta u)), minimises over the triplets (query, positive, negative) the sum of
-    max(0, margin + ||f_q - f_p||^2 - ||f_q - f_n||^2). g is 0 below 0.5 - epsilon, 1 above 0.5 + epsilon and the value
-    itself between them.
-
-    Parameters
-    ----------
-    margin : in bits, since f lies between 0 and 1; the paper's 1. An eighth of the bits scored higher in our trials.
-    beta : slope of the sigmoid; 1 is ours.
-    epsilon : half the width in which g lets values and gradients pass; 0.5, ours, lets all pass.
-    head : "divide-and-encode", the paper's: each bit sees 50 values of its own.
-    backbone, weights, image_size, frozen_blocks, training : as in DTSH.
+    max(0, margin + ||f_q - f_p||^2 - ||f_q - f_n||^2). g is 0 below 0.5 - epsilon, 1 above 0.5 + epsilon and the
+    identity between them.
 
     Differences from the paper: the backbone is EfficientNet-Lite, not a network in network, and its leading blocks
     stay frozen; AdamW with a one-cycle schedule; horizontal flips. Triplets are all those in the batch, and the hinge
-    is a mean over them, not a sum. There is no threshold g by default: beyond its narrow zone nothing is learnt.
+    is a mean over them, not a sum. There is no threshold g by default: outside its narrow zone there is no gradient.
     """
 
     name = "ninh"
 
-    margin: float = 1.0
-    beta: float = 1.0
-    epsilon: float = 0.5
-    head: str = "divide-and-encode"
+    margin: float = setting(1.0, "margin in bits; paper: 1; n_bits / 8 scored higher in our trials")
+    beta: float = setting(1.0, "slope of the sigmoid; our choice")
+    epsilon: float = setting(0.5, "half the width in which gradients pass; 0.5: all pass", above=0, high=0.5)
+    head: str = setting("divide-and-encode", "hash layer; paper: each bit sees 50 values of its own", choices=HEADS)
 
-    def _loss(self, labels: Labels) -> nn.Module:
-        if not 0 < self.epsilon <= 0.5:
-            raise UsageError(f"epsilon must be above 0 and at most 0.5, not {self.epsilon}")
-        return TripletHinge(self.margin, self.beta, self.epsilon)
+    def _loss(self, labels: Labels) -> Loss:
+        return NINHLoss(self.n_bits, self.margin, self.beta, self.epsilon)
 
 
-class TripletHinge(nn.Module):
+class NINHLoss(Loss):
     """Mean over queries of the mean of max(0, margin + D_qp - D_qn) over the query's triplets in the batch."""
 
-    def __init__(self, margin: float, beta: float, epsilon: float):
-        super().__init__()
-        self.margin = margin
-        self.beta = beta
-        self.epsilon = epsilon
+    def __init__(
+        self, n_bits: int, margin: float = NINH.margin, beta: float = NINH.beta, epsilon: float = NINH.epsilon
+    ):
+        super().__init__(n_bits)
+        self.margin, self.beta, self.epsilon = margin, beta, epsilon
 
-    def forward(self, u: torch.Tensor, labels: Labels, rows: np.ndarray) -> tuple[torch.Tensor, dict[str, float]]:
+    def compute(self, u: torch.Tensor, labels: torch.Tensor, rows: Any) -> tuple[torch.Tensor, float]:
         values = piecewise_threshold(torch.sigmoid(self.beta * u), self.epsilon)
-        same = torch.from_numpy(relevant(labels, labels)).to(u)
-        hinge, active = ranking_hinge(squared_distances(values), same, self.margin)
-        return hinge, {"active": active}
+        return ranking_hinge(squared_distances(values), same_class(labels, labels).to(u), self.margin)
 
 
 def piecewise_threshold(s: torch.Tensor, epsilon: float) -> torch.Tensor:

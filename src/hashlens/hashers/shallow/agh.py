@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy import sparse
 
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow.anchor_graph import (
     NOISE,
     AnchorGraphHasher,
@@ -15,9 +12,9 @@ from hashlens.hashers.shallow.anchor_graph import (
     graph_eigenvectors,
     without_noise,
 )
+from hashlens.settings import setting
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class AGH(AnchorGraphHasher):
     """Anchor graph hashing.
 
@@ -25,33 +22,23 @@ class AGH(AnchorGraphHasher):
 
     Minimises tr(Y^T (I - A) Y) with 1^T Y = 0 and Y^T Y = n I, where A are the similarities of an anchor graph: Y are
     its leading eigenvectors. The first layer's bits are sgn(Y). With two layers there are half as many eigenvectors,
-    and each gives a second bit: both sides of zero are cut once more, where neighbours are parted least.
-
-    Parameters
-    ----------
-    layers : 1 or 2; 2 is what the paper recommends. With two layers and an odd number of bits, the last eigenvector
-        gives one bit only.
-    n_anchors : the paper's 300.
-    n_nearest : anchors that a row belongs to; the paper's 5 for photographs (2 for handwritten digits).
+    and each gives a second bit: both sides of zero are cut once more, where the fewest neighbours are separated.
 
     Differences from the paper: only the constant eigenvector is left out, not all whose eigenvalue is near 1 (as in the
-    released code): in a graph of several components these tell the components apart. Where the graph has fewer
-    eigenvectors than are needed (few anchors), random rotations of them follow. Where the first bit parts no neighbours
-    at all, every second cut parts equally few, and both sides are cut at their means.
+    released code): in a graph of several components these separate the components. Where the graph has fewer
+    eigenvectors than are needed (few anchors), random rotations of them follow. Where the first bit separates
+    no neighbours at all, every second cut is equally good, and both sides are cut at their means.
     """
 
     name = "agh"
     supervised = False
 
-    layers: int = 2
-    n_anchors: int = 300
-    n_nearest: int = 5
+    layers: int = setting(2, "thresholds per eigenvector; the paper recommends 2", choices=(1, 2))
+    n_nearest: int = setting(5, "anchors each row belongs to; paper: 5 for photographs, 2 for digits", low=1)
 
     def _learn_projection(self, Z: sparse.csr_array) -> np.ndarray:
-        if self.layers not in (1, 2):
-            raise UsageError(f"layers must be 1 or 2, not {self.layers}")
         n_second = self.n_bits // 2 if self.layers == 2 else 0
-        W, _ = graph_eigenvectors(Z, self.n_bits - n_second, self.random_state)
+        W, _ = graph_eigenvectors(Z, self.n_bits - n_second)
         W = fill_up(W, self.n_bits - n_second, self.random_state)
         self.thresholds_ = second_thresholds(Z, without_noise(Z @ W[:, :n_second]))
         return W

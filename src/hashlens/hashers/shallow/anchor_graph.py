@@ -9,41 +9,35 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
-from scipy import linalg, sparse
+from scipy import sparse
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
-from hashlens.data.labels import Labels
-from hashlens.errors import DataError, UsageError
+from hashlens.errors import DataError
 from hashlens.hashers.shallow.base import ShallowHasher, squared_distances
-from hashlens.threads import blocks
+from hashlens.hashers.shallow.spectral import eigenvectors, random_rotation
+from hashlens.machine import blocks
+from hashlens.settings import setting
 
-TURNS = 10  # of k-means: anchors need not be its best centres, only near to all rows
+TURNS = 10  # k-means iterations: anchors need not be the best centres, only near all rows
 BLOCK = 4096  # rows whose distances to all anchors are held at once
-EMPTY = 1e-9  # an anchor of which all training rows together hold less than this is nobody's
-NOISE = 1e-9  # what rounding leaves of an exact zero; values of bits are of the order of 1
+EMPTY = 1e-9  # an anchor with a smaller total membership is unused
+NOISE = 1e-9  # below this, a value is an exact zero plus rounding; typical values are about 1
 
 
 class AnchorGraphHasher(ShallowHasher):
     """A method whose codes are sgn(z(x) W), where z(x) are the memberships of x in its `n_nearest` nearest anchors.
 
     Memberships are exp(-|x - anchor|^2 / width), scaled to sum to 1; zero for all other anchors. Anchors are
-    `n_anchors` centres of k-means, but at most half as many as there are training rows: an anchor that stands for a
-    single row joins nothing. `width` is the square of the mean distance of a training row to the last of its nearest
+    `n_anchors` centres of k-means, but at most half as many as there are training rows: an anchor of a single row
+    connects nothing. `width` is the square of the mean distance of a training row to the last of its nearest
     anchors, as in the released code of AGH. Anchors that no training row is near are dropped.
     """
 
-    n_anchors: int
-    n_nearest: int
-    anchors_: np.ndarray  # (m, d)
-    width_: np.ndarray  # (), in units of squared distance
-    projection_: np.ndarray  # (m, columns of W)
+    n_anchors: int = setting(300, "number of anchors; paper: 300", low=2)
+    n_nearest: int = setting(3, "anchors each row belongs to; paper: 3", low=1)
 
-    def _fit(self, X: np.ndarray, labels: Labels | None) -> None:
-        if self.n_anchors < 2:
-            raise UsageError(f"n_anchors must be 2 or more, not {self.n_anchors}")
-        if self.n_nearest < 1:
-            raise UsageError(f"n_nearest must be 1 or more, not {self.n_nearest}")
+    def _fit(self, X: np.ndarray, labels: None) -> None:
         self.anchors_ = find_anchors(X, self.n_anchors, self.random_state)
         squared, ids = nearest_anchors(X, self.anchors_, self.n_nearest)
         self.width_ = np.array(np.sqrt(squared.max(1)).mean() ** 2 or 1.0)  # 0: a single nearest anchor on every row
@@ -66,7 +60,7 @@ class AnchorGraphHasher(ShallowHasher):
 
 
 def find_anchors(X: np.ndarray, n: int, random_state: int) -> np.ndarray:
-    """At most n distinct centres of X by a few turns of k-means, no more than one for two rows, but two at least."""
+    """At most n distinct centres of X by a few k-means iterations: at least two, at most half as many as rows."""
     n = max(2, min(n, len(X) // 2))
     means = KMeans(n, init="random", n_init=1, max_iter=TURNS, random_state=random_state)
     with warnings.catch_warnings():
@@ -97,31 +91,25 @@ def memberships(squared: np.ndarray, ids: np.ndarray, width: np.ndarray, n_ancho
     return Z
 
 
-def graph_eigenvectors(Z: sparse.csr_array, n_vectors: int, random_state: int) -> tuple[np.ndarray, np.ndarray]:
+def graph_eigenvectors(Z: sparse.csr_array, n_vectors: int) -> tuple[np.ndarray, np.ndarray]:
     """W (m, r) and eigenvalues (r,), the largest first: Y = Z W are eigenvectors of A with 1^T Y = 0, Y^T Y = n I.
 
     The constant eigenvector, whose eigenvalue is 1, is left out. r is `n_vectors` or, if that is less, the number of
     others with an eigenvalue above 0. In a graph of several components that are not joined, further eigenvalues are 1;
-    their eigenvectors tell components apart and any rotation of them is as good, so a random one is taken.
+    their eigenvectors tell components apart.
     """
     n, mass = Z.shape[0], Z.sum(0)
     scale = 1 / np.sqrt(mass)
     M = scale[:, None] * (Z.T @ Z).toarray() * scale
     constant = np.sqrt(mass / n)
-    values, vectors = linalg.eigh(M - np.outer(constant, constant))  # the constant eigenvector's value becomes 0
-    values, vectors = values[::-1], vectors[:, ::-1]
+    values, vectors = eigenvectors(M - np.outer(constant, constant))  # the constant eigenvector's value becomes 0
     r = int((values > NOISE).sum())
     if r == 0:
-        raise DataError("all rows have the same anchors, so their graph tells none apart; give features that vary more")
-    components = int((values > 1 - NOISE).sum())
-    if components > 1:
-        mixed = np.random.default_rng(random_state).standard_normal((len(mass), components))
-        same_space = vectors[:, :components]
-        vectors[:, :components] = linalg.qr(same_space @ (same_space.T @ mixed), mode="economic")[0]
+        raise DataError(
+            "all rows have the same anchors, so the graph cannot tell them apart; give features that vary more"
+        )
     r = min(r, n_vectors)
     values, vectors = values[:r], vectors[:, :r]
-    largest = np.abs(vectors).argmax(0)
-    vectors = vectors * np.sign(vectors[largest, np.arange(r)])  # the sign of an eigenvector is nobody's choice
     return np.sqrt(n) * scale[:, None] * vectors / np.sqrt(values), values
 
 
@@ -131,10 +119,10 @@ def fill_up(W: np.ndarray, n: int, random_state: int) -> np.ndarray:
     r = W.shape[1]
     parts = [W]
     while r * len(parts) < n:
-        parts.append(W @ linalg.qr(rng.standard_normal((r, r)))[0])
+        parts.append(W @ random_rotation(r, rng))
     return np.hstack(parts)[:, :n]
 
 
 def without_noise(Y: np.ndarray) -> np.ndarray:
-    """Y with exact zeros where rounding left almost none: an eigenvector of one component is zero on all others."""
+    """Y with exact zeros where rounding left tiny values: an eigenvector of one component is zero on all others."""
     return np.where(np.abs(Y) > NOISE, Y, 0.0)

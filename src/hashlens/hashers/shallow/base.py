@@ -1,61 +1,56 @@
-"""ShallowHasher: what all methods on fixed features share. Pictures are turned into features first, once."""
+"""ShallowHasher: what all methods on fixed features share. Images are turned into features first."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from scipy import linalg
 
+from hashlens.data.images import as_images
 from hashlens.data.labels import Labels
-from hashlens.errors import DataError, UsageError
-from hashlens.features import DEEP
-from hashlens.hashers.base import Hasher, is_features
+from hashlens.errors import DataError, MismatchError
+from hashlens.features.extractor import DEEP, Extractor, extractor, image_features, is_features
+from hashlens.hashers.base import Hasher, as_rows
 from hashlens.progress import Progress
+from hashlens.settings import setting
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class ShallowHasher(Hasher):
-    """X may be features, a float array (n, d), or pictures, whose `features` are "gist" or those of a backbone."""
+    """X may be features, a float array (n, d), or images, whose `features` are "gist" or those of a backbone."""
 
     takes: ClassVar[str] = "features"
 
-    features: str = DEEP
+    features: str = setting(DEEP, "features computed from images: gist, or the name of a backbone")
 
-    def fit(self, X: Any, y: Any = None, *, progress: Progress | None = None, **how: Any) -> Self:
-        """Learn from pictures or features X and, where the method is supervised, labels y."""
-        del how  # a fit of seconds or minutes is neither saved nor continued on the way
-        super().fit(self._to_features(X, progress), y)
-        self.takes_pictures_ = not is_features(X)
+    def fit(self, X: Any, y: Any = None, **how: Any) -> Self:
+        """Learn from images or features X and, where the method is supervised, labels y."""
+        X = as_rows(X)
+        super().fit(X, y, **how)
+        self.takes_images_ = not is_features(X)
+        if self.takes_images_:
+            self.probe_ = extractor(self.features).probe  # saved like all other arrays
         return self
 
-    def project(self, X: Any, *, progress: Progress | None = None, **how: Any) -> np.ndarray:
-        """Real values before the sign, (n, n_bits)."""
-        if not self.is_fitted():
-            return super().project(X)
-        if self.takes_pictures_ == is_features(X):
-            expected = f"pictures, by their {self.features} features" if self.takes_pictures_ else "features"
-            raise DataError(f"this model was trained on {expected}; give it the same")
-        X = self._to_features(X, progress)
-        if X.shape[1] != self.n_features_in_:
-            raise DataError(f"this model was trained on features with {self.n_features_in_} columns, not {X.shape[1]}")
-        return super().project(X, **how)
+    def _prepare(self, X: Any, progress: Progress) -> np.ndarray:
+        features = X if is_features(X) else image_features(as_images(X), self.features, progress=progress)
+        return self._validate(features)
 
-    def _to_features(self, X: Any, progress: Progress | None) -> np.ndarray:
-        if is_features(X):
-            return X
-        from hashlens.data.images import as_images
-        from hashlens.features import picture_features
-
-        images = as_images(X)
-        if len(images) == 0:
-            raise DataError("there are no pictures; give at least one")
-        return picture_features(images, self.features, progress=progress)
+    def extractor(self) -> Extractor | None:
+        if not self.takes_images_:
+            return None
+        found = extractor(self.features)
+        if not found.gives(getattr(self, "probe_", None)):
+            raise MismatchError(
+                f"the features {self.features} are not those that this {type(self).__name__} was fitted on: their"
+                " network has other weights or other code now; restore it, or fit again"
+            )
+        return found
 
     def _learn(self, X: np.ndarray, labels: Labels | None, **how: Any) -> Self:
         if not (X - X[0]).any():
-            raise DataError("all rows of features are equal: there is nothing to tell apart; give features that vary")
-        super()._learn(X, labels, **how)
+            raise DataError("all rows of features are equal: there is nothing to learn; give features that vary")
+        super()._learn(X, labels)
         self.n_features_in_ = X.shape[1]
         return self
 
@@ -63,13 +58,13 @@ class ShallowHasher(Hasher):
         return super()._validate(X).astype(np.float64)
 
     def _state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Everything learnt is an array whose name ends in an underscore."""
-        config = {"takes_pictures": self.takes_pictures_, "n_features": self.n_features_in_}
-        learnt = {name: getattr(self, name) for name in self._learnt()}
-        return config, {name[:-1]: value for name, value in learnt.items() if isinstance(value, np.ndarray)}
+        """Everything learned is an array whose name ends in an underscore."""
+        config = {"takes_images": self.takes_images_, "n_features": self.n_features_in_}
+        learned = {name: getattr(self, name) for name in self._learned()}
+        return config, {name[:-1]: value for name, value in learned.items() if isinstance(value, np.ndarray)}
 
     def _restore(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        self.takes_pictures_, self.n_features_in_ = config["takes_pictures"], config["n_features"]
+        self.takes_images_, self.n_features_in_ = config["takes_images"], config["n_features"]
         for name, value in arrays.items():
             setattr(self, f"{name}_", value)
 
@@ -77,14 +72,11 @@ class ShallowHasher(Hasher):
 class LinearHasher(ShallowHasher):
     """A method whose codes are sgn((x - mean) W); it learns `mean_` (d,) and `projection_` (d, n_bits)."""
 
-    mean_: np.ndarray
-    projection_: np.ndarray
-
-    def _fit(self, X: np.ndarray, labels: Labels | None) -> None:
+    def _fit(self, X: np.ndarray, labels: Any) -> None:
         self.mean_ = X.mean(0)
         self.projection_ = np.ascontiguousarray(self._learn_projection(X - self.mean_, labels))
 
-    def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
+    def _learn_projection(self, X: np.ndarray, labels: Any) -> np.ndarray:
         """W for centred features."""
         raise NotImplementedError
 
@@ -98,26 +90,20 @@ class KernelHasher(ShallowHasher):
     k(x) = exp(-|x - anchor|^2 / (2 width)); with fewer training rows than anchors, all of them are anchors.
     """
 
-    n_anchors: int
-    anchors_: np.ndarray  # (m, d)
-    width_: np.ndarray  # (), in units of squared distance
-    mean_: np.ndarray  # (m,)
-    projection_: np.ndarray  # (m, n_bits)
+    n_anchors: int = setting(1000, "number of anchors", low=1)
 
-    def _fit(self, X: np.ndarray, labels: Labels | None) -> None:
-        if self.n_anchors < 1:
-            raise UsageError(f"n_anchors must be 1 or more, not {self.n_anchors}")
-        self.anchors_ = draw_rows(X, self.n_anchors, self.random_state)
+    def _fit(self, X: np.ndarray, labels: Any) -> None:
+        self.anchors_ = draw_rows(X, self.n_anchors, self.random_state)  # (m, d)
         self.width_ = np.array(self._choose_width(squared_distances(X, self.anchors_)))
         K = self._kernel(X)
-        self.mean_ = K.mean(0)
+        self.mean_ = K.mean(0)  # (m,)
         self.projection_ = np.ascontiguousarray(self._learn_projection(X, K - self.mean_, labels))
 
     def _choose_width(self, squared: np.ndarray) -> float:
         """From the squared distances of all training rows to all anchors; their mean, as in KSH's released code."""
         return float(squared.mean())
 
-    def _learn_projection(self, X: np.ndarray, K: np.ndarray, labels: Labels | None) -> np.ndarray:
+    def _learn_projection(self, X: np.ndarray, K: np.ndarray, labels: Any) -> np.ndarray:
         """W (m, n_bits) for features X and their centred similarities K (n, m)."""
         raise NotImplementedError
 
@@ -126,6 +112,15 @@ class KernelHasher(ShallowHasher):
 
     def _project(self, X: np.ndarray) -> np.ndarray:
         return (self._kernel(X) - self.mean_) @ self.projection_
+
+
+def signs(u: np.ndarray) -> np.ndarray:
+    return np.where(u > 0, 1.0, -1.0)
+
+
+def ridge(X: np.ndarray, Y: np.ndarray, weight: float) -> np.ndarray:
+    """(d, c): the W that minimises ||X W - Y||^2 + weight ||W||^2."""
+    return linalg.solve(X.T @ X + weight * np.eye(X.shape[1]), X.T @ Y, assume_a="pos")
 
 
 def draw_rows(X: np.ndarray, n: int, random_state: int) -> np.ndarray:
@@ -138,4 +133,4 @@ def draw_rows(X: np.ndarray, n: int, random_state: int) -> np.ndarray:
 def squared_distances(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
     """(n, m): |x - y|^2 for all rows x and y."""
     found = np.square(X).sum(1)[:, None] + np.square(Y).sum(1) - 2 * X @ Y.T
-    return np.maximum(found, 0, out=found)  # rounding may leave a little less than nothing
+    return np.maximum(found, 0, out=found)  # rounding may leave slightly negative values

@@ -56,21 +56,17 @@ def boost(
     n_candidates: int,
     rng: np.random.Generator,
 ) -> Trees:
-    """AdaBoost: trees that vote for the signs of the rows, each learnt where the earlier ones are wrong.
+    """AdaBoost: trees that vote for the signs of the rows, each learned where the earlier ones are wrong.
 
-    Parameters
-    ----------
-    columns : (d, n) uint8
-    signs : (n,) -1 or 1
-    weights : (n,), not negative: what a mistake in each row costs at first
-    n_candidates : features that a node chooses from, drawn anew for each node
+    `weights` (n,), not negative, are what a mistake in each row costs at first; a node chooses from `n_candidates`
+    features, drawn anew for each node.
     """
     d, n = columns.shape
     features = np.tile(np.arange(d, dtype=np.int32), (2**depth - 1, 1))
     signs = signs.astype(np.int8)
     weights = np.maximum(weights / max(weights.max(), np.finfo(float).tiny), LEAST_WEIGHT)
     margin = np.zeros(n)
-    learnt = []
+    learned = []
     for _ in range(n_trees):
         current = weights * np.exp(margin.min() - margin)
         current /= current.sum()
@@ -79,8 +75,8 @@ def boost(
         right = _follow(columns, *tree) == signs
         vote = weight_of_vote(current[~right].sum())
         margin += np.where(right, vote, -vote)
-        learnt.append((*tree, vote))
-    return Trees(*map(np.array, zip(*learnt, strict=True)))
+        learned.append((*tree, vote))
+    return Trees(*map(np.array, zip(*learned, strict=True)))
 
 
 def weight_of_vote(error: float) -> float:
@@ -162,7 +158,7 @@ def _grow(columns, rows, signs, weights, candidates):  # type: ignore[no-untyped
 def _best_split(columns, rows, half, weights, total, balance, candidates, histogram):  # type: ignore[no-untyped-def]
     """Feature and threshold of the split with the least Gini impurity; -1 if none is purer than the node.
 
-    The impurity of parts with weights s and signed weights b is least where the sum of b^2 / s is greatest; two such
+    The impurity of parts with weights s and signed weights b is least where the sum of b^2 / s is largest; two such
     sums are compared as fractions, without dividing.
     """
     best, best_below = balance * balance, total
@@ -192,7 +188,7 @@ def _best_split(columns, rows, half, weights, total, balance, candidates, histog
 
 @njit(nogil=True, cache=True)
 def _part(column, threshold, first, last, rows, half, weights):  # type: ignore[no-untyped-def]
-    """Bring those of the rows first..last that go right behind the others; where they begin."""
+    """Move the rows of first..last that go right behind the others; returns where they begin."""
     middle = last
     i = first
     while i < middle:
@@ -208,7 +204,7 @@ def _part(column, threshold, first, last, rows, half, weights):  # type: ignore[
 
 @njit(nogil=True, cache=True)
 def _follow(columns, feature, threshold, leaf):  # type: ignore[no-untyped-def]
-    """(n,) int8: what a tree says of each row.
+    """(n,) int8: the vote of a tree on each row.
 
     From the leaves up, every row chooses one of the two children of every node: loops over bytes, which the compiler
     turns into vector instructions, are faster than to walk down with each row.

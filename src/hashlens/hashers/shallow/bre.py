@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numba import njit
 
-from hashlens.data.labels import Labels
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow.base import LinearHasher, draw_rows
+from hashlens.settings import setting
 
 PARTNERS = 0.05  # part of the sample that each of its rows is compared with, as in the released code
 TOLERANCE = 2e-5  # of the error, from sweep to sweep; in the released code a sum of 50,000 pairs must fall by 1
 ROUNDING = 1e-6  # costs nearer than this are equal, as those far below and far above all turning points always are
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class BRE(LinearHasher):
     """Binary reconstructive embedding, unsupervised.
 
@@ -27,12 +23,6 @@ class BRE(LinearHasher):
     a_p of its own among the sample and the linear kernel k. One weight after another is set where the error is least:
     as it grows, every row's bit turns once, so one pass over the sorted turning points tries all that matters.
 
-    Parameters
-    ----------
-    n_sample : training rows that the weights are learnt from, drawn at random; the paper's 1,000.
-    n_anchors : anchors of each bit; the paper's 50.
-    n_sweeps : passes over all weights at most; ours. It ends sooner when the error falls no more.
-
     Differences from the paper: d is scaled, because for centred features it may exceed 1. The pairs are those of the
     released code, each row of the sample with 5% of the others. A kernel that is linear makes a bit the sign of one
     projection, and only that is kept. With fewer rows than anchors, all are anchors.
@@ -41,14 +31,11 @@ class BRE(LinearHasher):
     name = "bre"
     supervised = False
 
-    n_sample: int = 1000
-    n_anchors: int = 50
-    n_sweeps: int = 50
+    n_sample: int = setting(1000, "training rows to learn from, drawn at random; paper: 1,000", low=2)
+    n_anchors: int = setting(50, "anchors per bit; paper: 50", low=1)
+    n_sweeps: int = setting(50, "maximum number of passes over all weights; our choice", low=0)
 
-    def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
-        for name, least in (("n_sample", 2), ("n_anchors", 1), ("n_sweeps", 0)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} must be {least} or more, not {getattr(self, name)}")
+    def _learn_projection(self, X: np.ndarray, labels: None) -> np.ndarray:
         rng = np.random.default_rng(self.random_state)
         sample = of_unit_length(draw_rows(X, self.n_sample, self.random_state))
         n_anchors = min(self.n_anchors, len(sample))
@@ -121,16 +108,7 @@ class Descent:
 
 
 @njit(nogil=True, cache=True)
-def _set_weights(
-    kernel: np.ndarray,
-    anchors: np.ndarray,
-    weights: np.ndarray,
-    values: np.ndarray,
-    order: np.ndarray,
-    start: np.ndarray,
-    partner: np.ndarray,
-    cost: np.ndarray,
-) -> None:
+def _set_weights(kernel, anchors, weights, values, order, start, partner, cost):  # type: ignore[no-untyped-def]
     for q in order:
         column = kernel[anchors[q]]
         weight = best_weight(weights[q], column, values, start, partner, cost)
@@ -139,14 +117,7 @@ def _set_weights(
 
 
 @njit(nogil=True, cache=True)
-def best_weight(
-    weight: float,
-    column: np.ndarray,
-    values: np.ndarray,
-    start: np.ndarray,
-    partner: np.ndarray,
-    cost: np.ndarray,
-) -> float:
+def best_weight(weight, column, values, start, partner, cost):  # type: ignore[no-untyped-def]
     """The w for which the pairs that differ in the bits values + (w - weight) column > 0 cost least.
 
     `cost` holds what it costs that a row and its partner differ, laid out as `partner`. Between two turning points, the

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy import linalg, optimize, sparse, special
 
 from hashlens.data.labels import Labels, relevant
-from hashlens.errors import DataError, UsageError
+from hashlens.errors import DataError
 from hashlens.hashers.shallow.base import LinearHasher
+from hashlens.hashers.shallow.spectral import eigenvectors
+from hashlens.settings import setting
 
 ROWS_AT_ONCE = 1000  # whose labels are compared with those of all rows
 RIDGE = 1e-3  # of the mean of the diagonal of X^T X
 LEAST_GAIN = 1e-3  # by which a new bit must break the condition of the dual problem
+TIE = 1e-9  # gains nearer than this are equal but for rounding; the first one counts
 MOST_DOUBLED = 1000  # times the C asked for
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class CGHash(LinearHasher):
     """Column generation hashing.
 
@@ -29,32 +29,22 @@ class CGHash(LinearHasher):
     from them the dual variables u_r = (C / T) / (1 + exp(a_r . w)).
 
     Codes are compared by plain Hamming distance, as everywhere here; the weights are kept as `bit_weights_` (n_bits,)
-    for those who want the paper's weighted distance.
-
-    Parameters
-    ----------
-    C : weight of the triplets; ours, chosen on CIFAR-10, where 1,000 learns triplets by heart.
-    n_triplets : for each row, with others drawn at random; ours, for 30 gained nothing on CIFAR-10.
-    n_starts : random starts of the search for a bit, besides a spectral one; ours. They help where rows are few, and
-        never did on CIFAR-10.
-    n_iterations : most steps of L-BFGS from each start; ours.
+    for the paper's weighted distance.
 
     Differences from the paper: positives and negatives are drawn from all rows, not from the nearest, which on CIFAR-10
     ranks a whole database far better. The loss is the logistic one of those the paper allows. The paper stops when no
     bit breaks the condition of the dual problem. To get as many bits as asked for, C is then doubled, up to about 1,000
-    times itself; after that bits begin anew with other triplets, so that each is repeated about equally often.
+    times itself; after that, bits restart with new triplets, so that each is repeated about equally often.
     """
 
     name = "cghash"
 
-    C: float = 30.0
-    n_triplets: int = 10
-    n_starts: int = 2
-    n_iterations: int = 20
+    C: float = setting(30.0, "weight of the triplets; our choice on CIFAR-10, where 1,000 overfits", above=0)
+    n_triplets: int = setting(10, "random triplets per row; our choice, 30 was no better on CIFAR-10", low=1)
+    n_starts: int = setting(2, "random starts per bit besides a spectral one; they help with few rows", low=0)
+    n_iterations: int = setting(20, "maximum L-BFGS steps per start; our choice", low=1)
 
-    def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
-        assert labels is not None
-        self._require_sense()
+    def _learn_projection(self, X: np.ndarray, labels: Labels) -> np.ndarray:
         rng = np.random.default_rng(self.random_state)
         spread = X.std()
         X = np.column_stack([X / spread, np.ones(len(X))])
@@ -67,15 +57,6 @@ class CGHash(LinearHasher):
         self.bias_ = hyperplanes[-1].copy()
         return hyperplanes[:-1] / spread
 
-    def _require_sense(self) -> None:
-        for name in ("n_triplets", "n_iterations"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be 1 or more, not {getattr(self, name)}")
-        if self.n_starts < 0:
-            raise UsageError(f"n_starts must not be negative, not {self.n_starts}")
-        if self.C <= 0:
-            raise UsageError(f"C must be above 0, not {self.C}")
-
     def _project(self, X: np.ndarray) -> np.ndarray:
         return super()._project(X) + self.bias_
 
@@ -83,8 +64,8 @@ class CGHash(LinearHasher):
 def generate_bits(search: BitSearch, n_bits: int, C: float, most: float) -> tuple[np.ndarray, np.ndarray, float]:
     """Hyperplanes (d + 1, k) and weights (k,) of k bits, and the C that they are for.
 
-    Where no bit breaks the condition of the dual problem, C is doubled, to `most` at most; if that is of no use, there
-    are fewer than n_bits, but always one.
+    Where no bit breaks the condition of the dual problem, C is doubled, to `most` at most; if that does not
+    help, there are fewer than n_bits, but at least one.
     """
     hyperplanes, weights = np.empty((search.X.shape[1], 0)), np.empty(0)
     columns = np.empty((len(search.triplets), 0))
@@ -166,13 +147,13 @@ class BitSearch:
         random = self.rng.standard_normal((self.n_starts, self.X.shape[1]))
         starts = [v * np.sqrt(len(self.X)) / linalg.norm(self.X @ v) for v in (self._spectral(pull), *random)]
         tried = [(v, margins(self.X @ v > 0, self.triplets)) for v in (*starts, *(self._end(v, pull) for v in starts))]
-        return max(tried, key=lambda one: u @ one[1])
+        gains = [u @ a / u.sum() for _, a in tried]
+        best = next(i for i, gain in enumerate(gains) if gain > max(gains) - TIE)  # v and -v, for one, gain the same
+        return tried[best]
 
     def _spectral(self, pull: sparse.csr_array) -> np.ndarray:
         """v that makes (X v)^T P (X v) largest among all v with the same |X v|."""
-        top = len(self.gram) - 1
-        _, vectors = linalg.eigh(self.X.T @ (pull @ self.X), self.gram, subset_by_index=(top, top))
-        return vectors[:, 0]
+        return eigenvectors(self.X.T @ (pull @ self.X), 1, self.gram)[1][:, 0]
 
     def _end(self, start: np.ndarray, pull: sparse.csr_array) -> np.ndarray:
         options = {"maxiter": self.n_iterations}
@@ -202,5 +183,5 @@ def master(columns: np.ndarray, C: float, start: np.ndarray) -> np.ndarray:
 
 
 def dual(columns: np.ndarray, weights: np.ndarray, C: float) -> np.ndarray:
-    """u (T,), the dual variables that belong to weights: how much each triplet still asks for."""
+    """u (T,), the dual variables that belong to weights: how much each triplet still counts."""
     return C / len(columns) * special.expit(-columns @ weights)

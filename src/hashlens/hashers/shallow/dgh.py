@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy import linalg, sparse
 
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow.anchor_graph import AnchorGraphHasher, fill_up, graph_eigenvectors, without_noise
+from hashlens.hashers.shallow.base import signs
+from hashlens.hashers.shallow.spectral import eigenvectors, orthonormal
+from hashlens.settings import setting
 
-ROTATIONS = 100  # turns at most of the search for the first codes
-STEPS = 300  # steps at most of one B-step
-TOLERANCE = 1e-6  # of the objective, relative, from turn to turn
+ROTATIONS = 100  # maximum iterations of the search for the first codes
+STEPS = 300  # maximum steps of one B-step
+TOLERANCE = 1e-6  # of the objective, relative, per iteration
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class DGH(AnchorGraphHasher):
     """Discrete graph hashing.
 
     W. Liu, C. Mu, S. Kumar, S.-F. Chang, "Discrete Graph Hashing", NIPS 2014.
 
     Maximises tr(B^T A B) + rho tr(B^T Y) over codes B (n, n_bits) and real Y with 1^T Y = 0, Y^T Y = n I, where A are
-    the similarities of an anchor graph: B by signs of the gradient, Y in closed form, by turns. Codes of new rows are
-    those of their neighbours, averaged: sgn(z(x) diag(Z^T 1)^-1 Z^T B).
-
-    Parameters
-    ----------
-    rho : weight of balanced and uncorrelated bits; the paper tunes it for each dataset, 1 is ours.
-    rotate : whether the eigenvectors of A that B starts from are rotated first (the paper's DGH-R, which it finds
-        better) or not (DGH-I).
-    n_iterations : turns at most; 20.
-    n_anchors : the paper's 300.
-    n_nearest : anchors that a row belongs to; the paper's 3.
+    the similarities of an anchor graph: B by signs of the gradient, Y in closed form, alternating. Codes of new rows
+    are those of their neighbours, averaged: sgn(z(x) diag(Z^T 1)^-1 Z^T B).
 
     Differences from the paper: where the graph has fewer eigenvectors than bits (few anchors), random rotations of them
     follow in what B starts from. Where there are no more training rows than bits, Y cannot have n_bits orthogonal
@@ -42,17 +32,11 @@ class DGH(AnchorGraphHasher):
     name = "dgh"
     supervised = False
 
-    rho: float = 1.0
-    rotate: bool = True
-    n_iterations: int = 20
-    n_anchors: int = 300
-    n_nearest: int = 3
+    rho: float = setting(1.0, "weight of balanced, uncorrelated bits; the paper tunes it, 1 is our choice", low=0)
+    rotate: bool = setting(True, "rotate the initial eigenvectors (DGH-R, better in the paper) or not (DGH-I)")
+    n_iterations: int = setting(20, "maximum number of iterations", low=0)
 
     def _learn_projection(self, Z: sparse.csr_array) -> np.ndarray:
-        if self.rho < 0:
-            raise UsageError(f"rho must not be negative, not {self.rho}")
-        if self.n_iterations < 0:
-            raise UsageError(f"n_iterations must not be negative, not {self.n_iterations}")
         graph = Similarities(Z)
         rng = np.random.default_rng(self.random_state)
         B, Y = self._start(Z)
@@ -67,10 +51,10 @@ class DGH(AnchorGraphHasher):
         return graph.anchor_means(B)
 
     def _start(self, Z: sparse.csr_array) -> tuple[np.ndarray, np.ndarray]:
-        W, values = graph_eigenvectors(Z, self.n_bits, self.random_state)
+        W, values = graph_eigenvectors(Z, self.n_bits)
         Y = without_noise(Z @ fill_up(W, self.n_bits, self.random_state))
         if not self.rotate:
-            return np.where(Y > 0, 1.0, -1.0), Y
+            return signs(Y), Y
         rotation, B = best_rotation(without_noise(Z @ fill_up(W * values, self.n_bits, self.random_state)))
         return B, Y @ rotation
 
@@ -98,11 +82,11 @@ def objective(graph: Similarities, B: np.ndarray, Y: np.ndarray, rho: float) -> 
 
 
 def ascend(graph: Similarities, B: np.ndarray, Y: np.ndarray, rho: float) -> np.ndarray:
-    """The B-step: B moves to the signs of the gradient until it rests; where the gradient is 0, a bit is kept."""
+    """The B-step: B moves to the signs of the gradient until nothing changes; a gradient of 0 keeps a bit."""
     pull = rho * Y
     for _ in range(STEPS):
         gradient = 2 * graph.apply(B) + pull
-        moved = np.where(gradient == 0, B, np.where(gradient > 0, 1.0, -1.0))
+        moved = np.where(gradient == 0, B, signs(gradient))
         if np.array_equal(moved, B):
             break
         B = moved
@@ -113,28 +97,25 @@ def balanced(B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """The Y-step: the Y nearest to B with 1^T Y = 0 and Y^T Y = n I."""
     n, n_bits = B.shape
     centred = B - B.mean(0)
-    squares, right = linalg.eigh(centred.T @ centred)
-    full = squares > 1e-8 * n  # of integers, nearly: an eigenvalue that is not 0 is far from it
-    left = centred @ right[:, full] / np.sqrt(squares[full])
+    squares, right = eigenvectors(centred.T @ centred)
+    full = int((squares > 1e-8 * n).sum())  # of integers, nearly: an eigenvalue that is not 0 is far from it
+    left = centred @ right[:, :full] / np.sqrt(squares[:full])
     # where bits are constant or follow from others, any further orthogonal columns do; n rows have n - 1 at most
-    more = min(n_bits, n - 1) - left.shape[1]
+    more = min(n_bits, n - 1) - full
     if more:
-        known = np.column_stack([np.full(n, n**-0.5), left])
         drawn = rng.standard_normal((n, more))
-        left = linalg.qr(np.column_stack([known, drawn]), mode="economic")[0][:, 1:]
-        left[:, : known.shape[1] - 1] = known[:, 1:]  # qr may have turned their signs
-    right = np.column_stack([right[:, full], right[:, ~full]])[:, : left.shape[1]]
-    return np.sqrt(n) * left @ right.T
+        left = orthonormal(np.column_stack([np.full(n, n**-0.5), left, drawn]))[:, 1:]
+    return np.sqrt(n) * left @ right[:, : left.shape[1]].T
 
 
 def best_rotation(G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """R orthogonal and B = sgn(G R) with tr(B^T G R) large, by turns from R = I."""
+    """R orthogonal and B = sgn(G R) with tr(B^T G R) large, alternating from R = I."""
     rotation = np.eye(G.shape[1])
-    B = np.where(G > 0, 1.0, -1.0)
+    B = signs(G)
     for _ in range(ROTATIONS):
         left, _, right = linalg.svd(G.T @ B)
         rotation = left @ right
-        turned = np.where(G @ rotation > 0, 1.0, -1.0)
+        turned = signs(G @ rotation)
         if np.array_equal(turned, B):
             break
         B = turned

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy import sparse
 
 from hashlens.data.labels import Labels, relevant
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow.base import ShallowHasher
 from hashlens.hashers.shallow.boosted_trees import Trees, bin_edges, boost, to_bytes, votes
 from hashlens.hashers.shallow.graph_cuts import sweep
-from hashlens.threads import blocks, in_threads
+from hashlens.machine import blocks, in_threads
+from hashlens.settings import setting
 
 BLOCK = 512  # rows that a thread takes at once; their bytes stay in the cache
-MAX_DEPTH = 8  # a tree has 2^depth leaves
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class FastH(ShallowHasher):
     """Fast supervised hashing with decision trees.
 
@@ -28,39 +24,29 @@ class FastH(ShallowHasher):
     Minimises, bit r after bit r - 1, the sum over pairs of (d / r)^2 where they share a label and of
     max(0, 1/2 - d / r)^2 where they do not; d is their Hamming distance over r bits. Given the earlier bits this is
     sum a_ij z_i z_j over signs z, lowered by a graph cut for one class after another; then trees learn z by AdaBoost,
-    and what they say is bit r.
-
-    Parameters
-    ----------
-    n_partners : pairs drawn for each picture, of either kind; 100 in the released code.
-    n_sweeps : times that all classes are cut for a bit; 2 in the released code.
-    n_trees : of each bit; the paper's 200.
-    depth : of a tree; the paper's 4.
-    n_candidates : features that a node of a tree chooses from, at random; 200 in the released code.
+    and their prediction is bit r.
 
     Differences from the paper: z starts with one sign for half of the classes and the other for the rest, drawn anew
-    for each bit, and not with one sign for all, so that a bit is of use also where the earlier ones left no pair to
-    tell apart; the bytes of a feature are its quantiles; nodes split by Gini impurity.
+    for each bit, and not with one sign for all, so that a bit is useful even where the earlier ones have already
+    separated all pairs; the bytes of a feature are its quantiles; nodes split by Gini impurity.
     """
 
     name = "fasth"
 
-    n_partners: int = 100
-    n_sweeps: int = 2
-    n_trees: int = 200
-    depth: int = 4
-    n_candidates: int = 200
+    n_partners: int = setting(100, "pairs drawn per row, of each kind; released code: 100", low=1)
+    n_sweeps: int = setting(2, "passes of graph cuts over all classes per bit; released code: 2", low=0)
+    n_trees: int = setting(200, "trees per bit; paper: 200", low=1)
+    depth: int = setting(4, "depth of a tree, which has 2^depth leaves; paper: 4", low=1, high=8)
+    n_candidates: int = setting(200, "random features each tree node chooses from; released code: 200", low=1)
 
-    def _fit(self, X: np.ndarray, labels: Labels | None) -> None:
-        assert labels is not None  # the base class has seen to it
-        self._require_sensible_parameters()
+    def _fit(self, X: np.ndarray, labels: Labels) -> None:
         rng = np.random.default_rng(self.random_state)
         self.edges_ = bin_edges(X)
         columns = to_bytes(X, self.edges_)
         groups = groups_alike(labels)
         pairs, similar = draw_pairs(labels, self.n_partners, rng)
         distance = np.zeros(len(pairs))
-        learnt = []
+        learned = []
         for r in range(1, self.n_bits + 1):
             A = symmetric(pairs, pair_weights(distance, similar, r), len(X))
             z = infer_bit(A, groups, self.n_sweeps, rng)
@@ -68,10 +54,10 @@ class FastH(ShallowHasher):
                 columns, z, np.abs(A).sum(axis=1),
                 n_trees=self.n_trees, depth=self.depth, n_candidates=self.n_candidates, rng=rng,
             )  # fmt: skip
-            learnt.append(trees)
+            learned.append(trees)
             bit = votes(columns, trees) > 0
             distance += bit[pairs[:, 0]] != bit[pairs[:, 1]]
-        self.feature_, self.threshold_, self.leaf_, self.vote_ = map(np.stack, zip(*learnt, strict=True))
+        self.feature_, self.threshold_, self.leaf_, self.vote_ = map(np.stack, zip(*learned, strict=True))
 
     def _project(self, X: np.ndarray) -> np.ndarray:
         result = np.empty((len(X), len(self.vote_)))
@@ -84,20 +70,11 @@ class FastH(ShallowHasher):
         in_threads(work, blocks(len(X), BLOCK))
         return result
 
-    def _require_sensible_parameters(self) -> None:
-        for name in ("n_partners", "n_trees", "depth", "n_candidates"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be 1 or more, not {getattr(self, name)}")
-        if self.n_sweeps < 0:
-            raise UsageError(f"n_sweeps must not be negative, not {self.n_sweeps}")
-        if self.depth > MAX_DEPTH:
-            raise UsageError(f"depth must be at most {MAX_DEPTH}, not {self.depth}; use more trees instead")
-
 
 def draw_pairs(labels: Labels, n_partners: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """(p, 2) rows i < j and (p,) whether they are similar: for each row `n_partners` of either kind, or all there are.
 
-    A pair that both of its rows drew is there once.
+    A pair drawn by both of its rows is kept once.
     """
     n = len(labels)
     drawn: dict[bool, list[np.ndarray]] = {True: [], False: []}

@@ -1,4 +1,4 @@
-"""Graph cuts: pair weights in, signs of low energy out; points that want to be alike are decided together, exactly."""
+"""Graph cuts: pair weights in, signs of low energy out; each block of points that should agree is solved exactly."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def energy(A: Any, unary: np.ndarray, z: np.ndarray) -> float:
 def best_signs(A: Any, unary: np.ndarray) -> np.ndarray:
     """The signs of least energy where no a_ij is positive: a minimum cut, +1 on the side of the source.
 
-    A point with unary < 0 hangs on the source and one with unary > 0 on the sink, by |unary|; i and j hang together by
-    |a_ij|. Weights are rounded to whole parts, 2^29 in all.
+    A point with unary < 0 is connected to the source and one with unary > 0 to the sink, with capacity |unary|; i and
+    j with |a_ij|. Capacities are rounded to integers, 2^29 in total.
     """
     n = len(unary)
     if (unary <= 0).all() or (unary >= 0).all():

@@ -1,19 +1,14 @@
-"""IsoHash, isotropic hashing: principal directions in, a rotation of them that all vary alike out."""
+"""IsoHash, isotropic hashing: principal directions in, a rotation of them with equal variances out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from scipy import linalg
 
-from hashlens.data.labels import Labels
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow.base import LinearHasher
-from hashlens.hashers.shallow.itq import principal_directions
+from hashlens.hashers.shallow.spectral import eigenvectors, principal_directions, random_rotation
+from hashlens.settings import setting
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class IsoHash(LinearHasher):
     """Isotropic hashing by lift and projection.
 
@@ -21,11 +16,7 @@ class IsoHash(LinearHasher):
 
     Minimises ||T - Z||^2 over symmetric T whose diagonal is a and over Z = Q^T Lambda Q with Q orthogonal, where Lambda
     are the variances along the n_bits leading principal directions and a is their mean: the nearest T to Z and the
-    nearest Z to T by turns. Rotated by Q, all directions have the variance a.
-
-    Parameters
-    ----------
-    n_iterations : the most turns; ours. They end when no variance is further from a than one part in 10^9.
+    nearest Z to T, alternating. Rotated by Q, all directions have the variance a.
 
     Differences from the paper: where there are fewer features than bits, which the paper does not treat, the variances
     are filled up with zeros before they are rotated.
@@ -34,12 +25,10 @@ class IsoHash(LinearHasher):
     name = "isohash"
     supervised = False
 
-    n_iterations: int = 1000
+    n_iterations: int = setting(1000, "maximum number of iterations; our choice", low=0)
 
-    def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
-        if self.n_iterations < 0:
-            raise UsageError(f"n_iterations must not be negative, not {self.n_iterations}")
-        directions = fix_signs(principal_directions(X, self.n_bits))
+    def _learn_projection(self, X: np.ndarray, labels: None) -> np.ndarray:
+        directions = principal_directions(X, self.n_bits)
         variances = np.square(X @ directions).mean(0)
         return directions @ equalising_rotation(variances, self.n_iterations, self.random_state)
 
@@ -48,18 +37,11 @@ def equalising_rotation(variances: np.ndarray, n_iterations: int, random_state: 
     """The orthogonal Q (n, n) for which Q^T Lambda Q has a constant diagonal, Lambda being falling variances (n,)."""
     n = len(variances)
     Lambda = variances / variances.mean()  # so that a = 1
-    Q, _ = linalg.qr(np.random.default_rng(random_state).standard_normal((n, n)))
+    Q = random_rotation(n, np.random.default_rng(random_state))
     for _ in range(n_iterations):
         Z = (Q.T * Lambda) @ Q
         if np.abs(np.diag(Z) - 1).max() < 1e-9:
             break
         np.fill_diagonal(Z, 1)
-        _, vectors = linalg.eigh(Z)
-        Q = vectors[:, ::-1].T  # greatest first, as Lambda: only then is Q^T Lambda Q the nearest
-    return fix_signs(Q.T).T
-
-
-def fix_signs(vectors: np.ndarray) -> np.ndarray:
-    """Columns whose greatest entry is positive; else rounding would choose the signs of eigenvectors, so the codes."""
-    greatest = np.take_along_axis(vectors, np.abs(vectors).argmax(0)[None], axis=0)
-    return vectors * np.where(greatest < 0, -1.0, 1.0)
+        Q = eigenvectors(Z)[1].T  # largest first, as Lambda: only then is Q^T Lambda Q the nearest
+    return Q

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy import linalg, sparse
 
 from hashlens.data.labels import Labels, relevant
-from hashlens.errors import UsageError
-from hashlens.hashers.shallow.base import KernelHasher
+from hashlens.hashers.shallow.base import KernelHasher, signs
+from hashlens.hashers.shallow.spectral import eigenvectors
+from hashlens.settings import setting
 
 RIDGE = 1e-6  # of the mean of the diagonal of K^T K
 TOLERANCE = 1e-2  # a step that changes the smoothed cost by less than this for each row is the last
 MAX_CURVATURE = 2.0**50
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class KSH(KernelHasher):
     """Supervised hashing with kernels.
 
@@ -24,30 +22,23 @@ class KSH(KernelHasher):
 
     Minimises ||S - B B^T / L||^2 over W, where B = sgn(K W) are the codes of L bits, K the centred similarities of the
     training rows to the anchors, and S is 1 for two rows that share a label and -1 for others. One bit after another: b
-    makes b^T R b large, where R = L S - (b b^T of all bits before) is what is left to explain. The better of a spectral
-    relaxation and of gradient steps from there, with tanh(z / 2) for the sign, is kept.
-
-    Parameters
-    ----------
-    n_anchors : 1,000, where the paper has 300: chosen on CIFAR-10 with 5,000 training rows, of which 300 anchors are
-        too few to reach the published figures.
-    n_iterations : most gradient steps for a bit; ours, for more gained nothing on CIFAR-10 (the released code: 500).
+    makes b^T R b large, where R = L S - (b b^T of all bits before) is what remains to be explained. The better of a
+    spectral relaxation and of gradient steps from there, with tanh(z / 2) for the sign, is kept.
 
     Differences from the paper: all training rows are labelled, where the paper takes 1,000 or 2,000 of them. R is never
-    formed, for its products follow from sums over rows with the same labels. Steps are taken for K whitened, in which
-    tens of them do what hundreds do for K, and the one of least cost is kept, not the last. With no more rows than
+    formed, because its products follow from sums over rows with the same labels. Steps are taken on whitened K, where
+    tens of steps do what hundreds do on K, and the best one is kept, not the last. With no more rows than
     anchors nothing is drawn, and `random_state` changes nothing.
     """
 
     name = "ksh"
 
-    n_anchors: int = 1000
-    n_iterations: int = 50
+    n_anchors: int = setting(
+        1000, "number of anchors; paper: 300, too few for its figures on CIFAR-10 with 5,000 training rows", low=1
+    )
+    n_iterations: int = setting(50, "maximum gradient steps per bit; released code: 500, no better on CIFAR-10", low=0)
 
-    def _learn_projection(self, X: np.ndarray, K: np.ndarray, labels: Labels | None) -> np.ndarray:
-        assert labels is not None
-        if self.n_iterations < 0:
-            raise UsageError(f"n_iterations must not be negative, not {self.n_iterations}")
+    def _learn_projection(self, X: np.ndarray, K: np.ndarray, labels: Labels) -> np.ndarray:
         Z, factor = whitened(K)
         residue = Residue(labels, self.n_bits)
         projection = np.empty((K.shape[1], self.n_bits))
@@ -61,7 +52,7 @@ class KSH(KernelHasher):
 
 
 class Residue:
-    """R = L S - B B^T (n, n), of which only products are ever made; B are the bits subtracted so far."""
+    """R = L S - B B^T (n, n), used only through its products; B are the bits subtracted so far."""
 
     def __init__(self, labels: Labels, n_bits: int):
         self.members, different = label_groups(labels)
@@ -107,9 +98,7 @@ def whitened(K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def spectral_direction(Z: np.ndarray, residue: Residue) -> np.ndarray:
     """w (m,) that makes (Z w)^T R (Z w) largest among all w of its length, with |Z w|^2 = n."""
-    top = Z.shape[1] - 1
-    _, vectors = linalg.eigh(residue.within(Z), subset_by_index=(top, top))
-    w = vectors[:, 0]
+    w = eigenvectors(residue.within(Z), 1)[1][:, 0]
     return w * np.sqrt(len(Z)) / linalg.norm(Z @ w)
 
 
@@ -151,7 +140,3 @@ def smoothed_cost(z: np.ndarray, residue: Residue) -> tuple[float, np.ndarray]:
     phi = np.tanh(z / 2)
     product = residue.times(phi)
     return -float(phi @ product), -product * (1 - phi**2)
-
-
-def signs(z: np.ndarray) -> np.ndarray:
-    return np.where(z > 0, 1.0, -1.0)

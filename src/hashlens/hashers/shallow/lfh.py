@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy import linalg
 from scipy.special import expit
 
 from hashlens.data.labels import Labels, relevant
-from hashlens.errors import UsageError
-from hashlens.hashers.shallow.base import LinearHasher
-from hashlens.hashers.shallow.itq import principal_directions
+from hashlens.hashers.shallow.base import LinearHasher, ridge
+from hashlens.hashers.shallow.spectral import principal_directions
+from hashlens.settings import setting
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class LFH(LinearHasher):
     """Latent factor hashing.
 
@@ -24,33 +21,21 @@ class LFH(LinearHasher):
     sum_ij (s_ij theta_ij - log(1 + exp(theta_ij))) - ||U||^2 / (2 beta'), beta' = beta / n_bits; then predicts U by
     ridge regression: minimises ||X W - U||^2 + lambda' ||W||^2, lambda' = lambda n / d, for n rows of d features.
 
-    Parameters
-    ----------
-    beta : variance of the factors before it is divided by n_bits; the 30 of the authors' code.
-    lambda_ : weight of the ridge before it is multiplied by n / d. The authors' code has 1, which hardly regularises
-        features of unit variance; 100 was chosen on GIST of CIFAR-10, on rows that are neither trained on nor queries.
-    n_iterations : turns, each of which updates nearly all rows from n_bits others, drawn at random; the 50 of the
-        authors' code.
-
     Differences from the paper: as in the authors' code, features have zero mean and equal variance, and factors start
-    as their n_bits leading principal components; here components have unit variance, for large ones make every
-    sigmoid 0 or 1. Where the rank of the features is below n_bits, factors start at random numbers instead. Training
-    rows too are encoded by the regression, not by their factors.
+    as their n_bits leading principal components; here components have unit variance, because large ones make
+    every sigmoid 0 or 1. Where the rank of the features is below n_bits, factors start at random numbers instead.
+    Training rows too are encoded by the regression, not by their factors.
     """
 
     name = "lfh"
 
-    beta: float = 30.0
-    lambda_: float = 100.0
-    n_iterations: int = 50
+    beta: float = setting(30.0, "variance of the factors times n_bits; authors' code: 30", above=0)
+    lambda_: float = setting(
+        100.0, "ridge weight relative to n / d; authors' code: 1; 100 was chosen on held-out GIST of CIFAR-10", above=0
+    )
+    n_iterations: int = setting(50, "iterations, each updating nearly all rows; authors' code: 50", low=0)
 
-    def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
-        assert labels is not None
-        for name in ("beta", "lambda_"):
-            if not 0 < getattr(self, name) < np.inf:
-                raise UsageError(f"{name} must be above 0, not {getattr(self, name)}")
-        if self.n_iterations < 0:
-            raise UsageError(f"n_iterations must not be negative, not {self.n_iterations}")
+    def _learn_projection(self, X: np.ndarray, labels: Labels) -> np.ndarray:
         spread = X.std(0)
         spread[spread <= 1e-12 * np.maximum(np.abs(self.mean_), spread.max())] = np.inf  # constant but for rounding
         X = X / spread
@@ -92,8 +77,3 @@ def better_rows(U: np.ndarray, others: np.ndarray, similar: np.ndarray, beta: fl
 def curvature(others: np.ndarray, beta: float) -> np.ndarray:
     """(L, L) negative definite: below the Hessian of any row, for the derivative of a sigmoid is at most 1/4."""
     return -others.T @ others / 8 - np.eye(others.shape[1]) / beta
-
-
-def ridge(X: np.ndarray, Y: np.ndarray, weight: float) -> np.ndarray:
-    """(d, L): the W that minimises ||X W - Y||^2 + weight ||W||^2."""
-    return linalg.solve(X.T @ X + weight * np.eye(X.shape[1]), X.T @ Y, assume_a="pos")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from hashlens.data.labels import Labels
 from hashlens.hashers.shallow.base import LinearHasher
 
 
@@ -24,5 +23,5 @@ class LSH(LinearHasher):
     name = "lsh"
     supervised = False
 
-    def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
+    def _learn_projection(self, X: np.ndarray, labels: None) -> np.ndarray:
         return np.random.default_rng(self.random_state).standard_normal((X.shape[1], self.n_bits))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from hashlens.data.labels import Labels
-from hashlens.errors import UsageError
-from hashlens.hashers.shallow.base import LinearHasher
+from hashlens.hashers.shallow.base import LinearHasher, signs
+from hashlens.settings import setting
 
 PAIRS_PER_ROW = 20  # of an epoch; the 100,000 pairs of the authors' code at 5,000 rows
 TRIES = 20  # to draw a dissimilar pair
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class MLH(LinearHasher):
     """Minimal loss hashing.
 
@@ -24,16 +21,6 @@ class MLH(LinearHasher):
     max_{g1, g2} [loss(|g1 - g2|) + g1 . u1 + g2 . u2] - h1 . u1 - h2 . u2 of the loss of their Hamming distance m, by
     stochastic gradients. The loss is max(m - rho + 1, 0) / (sqrt(lambda) n_bits) for pairs that share a label and
     max(rho - m + 1, 0) sqrt(lambda) / n_bits for others.
-
-    Parameters
-    ----------
-    rho : the distance up to which pairs should be near, as a part of n_bits; ours.
-    lambda_ : above 1, dissimilar pairs weigh more; ours.
-    n_epochs : of 20 pairs for each row.
-    batch_size : pairs of a step; the 100 of the authors' code.
-    learning_rate : falls to zero along a line.
-    momentum : the 0.9 of the authors' code.
-    weight_decay : pull of W to zero.
 
     Learning rate, weight decay and epochs were chosen at 24 bits on GIST of CIFAR-10, on rows that are neither trained
     on nor queries.
@@ -46,17 +33,15 @@ class MLH(LinearHasher):
 
     name = "mlh"
 
-    rho: float = 0.25
-    lambda_: float = 1.0
-    n_epochs: int = 10
-    batch_size: int = 100
-    learning_rate: float = 0.3
-    momentum: float = 0.9
-    weight_decay: float = 1e-3
+    rho: float = setting(0.25, "distance below which pairs count as near, as a fraction of n_bits", low=0, high=1)
+    lambda_: float = setting(1.0, "above 1, dissimilar pairs weigh more", above=0)
+    n_epochs: int = setting(10, "epochs of 20 pairs per row", low=0)
+    batch_size: int = setting(100, "pairs per step; authors' code: 100", low=1)
+    learning_rate: float = setting(0.3, "initial learning rate, which falls linearly to zero", above=0)
+    momentum: float = setting(0.9, "momentum; authors' code: 0.9", low=0, below=1)
+    weight_decay: float = setting(1e-3, "weight decay of the projection", low=0)
 
-    def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
-        assert labels is not None
-        self._check_parameters()
+    def _learn_projection(self, X: np.ndarray, labels: Labels) -> np.ndarray:
         X = X / np.linalg.norm(X, axis=1).mean()
         pairs = Pairs(labels)
         losses = pair_losses(self.n_bits, self.rho * self.n_bits, self.lambda_)
@@ -71,23 +56,9 @@ class MLH(LinearHasher):
             W += change
         return W
 
-    def _check_parameters(self) -> None:
-        for name in ("lambda_", "learning_rate"):
-            if not 0 < getattr(self, name) < np.inf:
-                raise UsageError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("n_epochs", "weight_decay"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise UsageError(f"{name} must not be negative, not {getattr(self, name)}")
-        if not 0 <= self.rho <= 1:
-            raise UsageError(f"rho is a part of the bits, from 0 to 1, not {self.rho}")
-        if not 0 <= self.momentum < 1:
-            raise UsageError(f"momentum must be from 0 to below 1, not {self.momentum}")
-        if self.batch_size < 1:
-            raise UsageError(f"batch_size must be 1 or more, not {self.batch_size}")
-
 
 class Pairs:
-    """Pairs of rows, drawn at random: the one half share a label, the other half do not."""
+    """Pairs of rows, drawn at random: half of them share a label, half do not."""
 
     def __init__(self, labels: Labels):
         self.has = labels.matrix() > 0  # (n, c)
@@ -99,7 +70,7 @@ class Pairs:
     def draw(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """first (n,), second (n,) and, as 0 or 1, whether they are similar (n,).
 
-        Where no dissimilar pair is found, for nearly all rows have a label in common, more than half are similar.
+        If nearly all rows share a label, so that no dissimilar pair is found, more than half are similar.
         """
         first, second = self._draw_any(n, rng)
         is_similar = self.similar(first, second)
@@ -156,7 +127,3 @@ def most_violating(u1: np.ndarray, u2: np.ndarray, losses: np.ndarray) -> tuple[
     np.put_along_axis(different, order, np.arange(gain.shape[1]) < n_different[:, None], axis=1)
     g1 = signs(np.where(different, difference, total))
     return g1, np.where(different, -g1, g1)
-
-
-def signs(u: np.ndarray) -> np.ndarray:
-    return np.where(u > 0, 1.0, -1.0)

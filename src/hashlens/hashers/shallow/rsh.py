@@ -1,21 +1,18 @@
-"""RSH, ranking-based supervised hashing: which row ranks above which in, projections that keep the order out."""
+"""RSH, ranking-based supervised hashing: which row ranks above which in, projections that preserve the order out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from scipy import linalg
 
 from hashlens.data.labels import Labels
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow.base import LinearHasher
 from hashlens.hashers.shallow.ksh import label_groups
+from hashlens.hashers.shallow.spectral import eigenvectors, random_rotation
+from hashlens.settings import setting
 
 TINY = 1e-6
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class RSH(LinearHasher):
     """Ranking-based supervised hashing.
 
@@ -24,11 +21,6 @@ class RSH(LinearHasher):
     Minimises -tr(W^T A W) + (lambda / 2) ||W^T W - I||^2, where A = sum_q p_q q^T / pairs_q over queries q and
     p_q = sum of x_i - x_j over the pairs of rows of which i ranks above j for q: the products of projections W^T q and
     W^T x are to be larger for rows that rank higher. A row ranks by the number of labels that it shares with the query.
-
-    Parameters
-    ----------
-    lambda_ : weight of orthogonality, in units of the largest eigenvalue of (A + A^T) / 2; ours, since the paper's is
-        not known to us. On CIFAR-10 all of 1 to 1,000 do as well.
 
     Differences from the paper: each training row is a query, whose list is all rows, itself included, and queries count
     equally, whatever their number of pairs. The paper descends from a random start; here the minimum is written down:
@@ -40,21 +32,22 @@ class RSH(LinearHasher):
 
     name = "rsh"
 
-    lambda_: float = 1.0
+    lambda_: float = setting(
+        1.0,
+        "weight of orthogonality relative to the largest eigenvalue; our choice, 1 to 1,000 do as well",
+        above=0,
+    )
 
-    def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
-        assert labels is not None
-        if self.lambda_ <= 0:
-            raise UsageError(f"lambda_ must be above 0, not {self.lambda_}")
+    def _learn_projection(self, X: np.ndarray, labels: Labels) -> np.ndarray:
         A = ranking_matrix(X, labels)
         A = (A + A.T) / 2
         scatter = X.T @ X
         A -= TINY * np.abs(A.trace()) / scatter.trace() * scatter  # decides between directions that are equally good
-        values, vectors = linalg.eigh(A, subset_by_index=(max(0, len(A) - self.n_bits), len(A) - 1))
-        if values[-1] > 0:
-            values = values / values[-1]
+        values, vectors = eigenvectors(A, self.n_bits)
+        if values[0] > 0:
+            values = values / values[0]
         lengths = np.sqrt(np.maximum(1 + values / self.lambda_, 0))
-        rotation, _ = linalg.qr(np.random.default_rng(self.random_state).standard_normal((self.n_bits, self.n_bits)))
+        rotation = random_rotation(self.n_bits, np.random.default_rng(self.random_state))
         return vectors * lengths @ rotation[: len(values)]
 
 

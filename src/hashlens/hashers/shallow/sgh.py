@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from scipy import linalg
 
-from hashlens.data.labels import Labels
-from hashlens.hashers.shallow.base import KernelHasher
+from hashlens.hashers.shallow.base import KernelHasher, signs
+from hashlens.hashers.shallow.spectral import eigenvectors
+from hashlens.machine import blocks
+from hashlens.settings import setting
 
 RHO = 2.0  # the width of S; with rows in the unit ball |2 x . y / RHO| <= 1, where the line below stands for e^t
 BLOCK = 10_000  # rows of P that are in memory at a time
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class SGH(KernelHasher):
     """Scalable graph hashing with feature transformation.
 
     Q.-Y. Jiang, W.-J. Li, "Scalable Graph Hashing with Feature Transformation", IJCAI 2015.
 
     Minimises ||n_bits S - sgn(K W) sgn(K W)^T||^2 with w^T K^T K w = n for each column w of W, where K are centred
-    similarities to the anchors and S_ij = 2 exp(-|x_i - x_j|^2 / 2) - 1 is never formed: a line in the place of e^t
+    similarities to the anchors and S_ij = 2 exp(-|x_i - x_j|^2 / 2) - 1 is never formed: a line in place of e^t
     makes it P Q^T with d + 2 columns. W is found bit by bit, each for what the others leave, then each once more.
 
-    Parameters
-    ----------
-    n_anchors : rows to which similarities are taken; the paper's 300.
-
     Differences from the paper: for S, which is good for features in the unit ball only, rows are centred and each is
-    divided by its own length; the paper leaves the scale to its reader. Once the graph is used up, as it is where there
-    are fewer features or anchors than bits, further bits are those that contradict it least.
+    divided by its own length; the paper leaves the scale to its reader. Once the graph is exhausted, as it is where
+    there are fewer features or anchors than bits, further bits are those that contradict it least.
     """
 
     name = "sgh"
     supervised = False
 
-    n_anchors: int = 300
+    n_anchors: int = setting(300, "number of anchors; paper: 300", low=1)
 
-    def _learn_projection(self, X: np.ndarray, K: np.ndarray, labels: Labels | None) -> np.ndarray:
+    def _learn_projection(self, X: np.ndarray, K: np.ndarray, labels: None) -> np.ndarray:
         X = onto_unit_sphere(X)
-        blocks = [slice(start, start + BLOCK) for start in range(0, len(X), BLOCK)]
-        KP = sum(K[rows].T @ graph_factor(X[rows]) for rows in blocks)
+        KP = sum(K[rows].T @ graph_factor(X[rows]) for rows in blocks(len(X), BLOCK))
         KQ = KP * last_negative(KP.shape[1])
         order = np.random.default_rng(self.random_state).permutation(self.n_bits)
         return factorising_projection(K, self.n_bits * KP @ KQ.T, self.n_bits, order)
@@ -67,19 +60,18 @@ def graph_factor(X: np.ndarray) -> np.ndarray:
 
 
 def last_negative(n: int) -> np.ndarray:
-    """(n,): ones and a last -1; what makes Q of P."""
+    """(n,): ones, then -1; P times this is Q."""
     return np.append(np.ones(n - 1), -1.0)
 
 
 def factorising_projection(K: np.ndarray, A: np.ndarray, n_bits: int, order: np.ndarray) -> np.ndarray:
-    """W (m, n_bits) for K (n, m) and A = K^T n_bits S K; bits are found anew in the given order."""
+    """W (m, n_bits) for K (n, m) and A = K^T n_bits S K; each bit is found once in turn, then again in `order`."""
     m = K.shape[1]
     Z = K.T @ K + 1e-6 * np.eye(m)  # the ridge of the authors' code
     W, V = np.empty((m, n_bits)), np.zeros((m, n_bits))
     for bit in [*range(n_bits), *order]:
         A = A + np.outer(V[:, bit], V[:, bit])
-        _, vectors = linalg.eigh((A + A.T) / 2, Z, subset_by_index=(m - 1, m - 1))
-        W[:, bit] = np.sqrt(len(K)) * vectors[:, 0]
-        V[:, bit] = K.T @ np.where(K @ W[:, bit] > 0, 1.0, -1.0)
+        W[:, bit] = np.sqrt(len(K)) * eigenvectors((A + A.T) / 2, 1, Z)[1][:, 0]
+        V[:, bit] = K.T @ signs(K @ W[:, bit])
         A = A - np.outer(V[:, bit], V[:, bit])
     return W

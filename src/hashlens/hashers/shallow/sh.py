@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hashlens.data.labels import Labels
 from hashlens.hashers.shallow.base import LinearHasher
-from hashlens.hashers.shallow.itq import principal_directions
+from hashlens.hashers.shallow.spectral import principal_directions
 
 
 class SH(LinearHasher):
@@ -19,17 +18,16 @@ class SH(LinearHasher):
     solutions are the waves cos(k pi (p - a) / R) along one direction, where p goes from a to a + R; the n_bits of them
     with the lowest frequency k / R are taken, k >= 1.
 
-    Nothing is drawn at random: `random_state` is there because every method has it.
-
-    Differences from the paper: none known. As in the authors' code, the box reaches from the least to the greatest
-    value, and waves along several directions at once are left out. Where there are fewer features than bits, the bits
-    are waves along those there are.
+    Differences from the paper: none known. As in the authors' code, the box reaches from the smallest to the
+    largest value, and waves along several directions at once are left out. Where there are fewer features than bits,
+    the bits are waves along those there are.
     """
 
     name = "sh"
+    deterministic = True
     supervised = False
 
-    def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
+    def _learn_projection(self, X: np.ndarray, labels: None) -> np.ndarray:
         directions = principal_directions(X, min(self.n_bits, X.shape[1]))
         along = X @ directions
         low, ranges = along.min(0), np.ptp(along, axis=0)

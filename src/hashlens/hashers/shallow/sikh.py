@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from hashlens.data.labels import Labels
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow.base import LinearHasher, draw_rows, squared_distances
+from hashlens.machine import blocks
+from hashlens.settings import setting
 
 NEIGHBOUR = 50  # gamma is chosen by the distance to this neighbour
 SAMPLE = 1000  # rows whose neighbours are looked for
 BLOCK = 100  # of them at a time: distances to 59,000 rows take 47 MB
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class SIKH(LinearHasher):
     """Locality sensitive hashing for shift-invariant kernels, also called SKLSH.
 
@@ -25,11 +22,6 @@ class SIKH(LinearHasher):
     all uniform but r. Two items differ in a bit with a probability that depends on their kernel
     exp(-gamma |x - y|^2 / 2) alone and is never above 4 / pi^2.
 
-    Parameters
-    ----------
-    gamma : inverse squared width of the kernel; None takes 1 / s^2, where s is the mean distance of a row to its 50th
-        nearest neighbour (the common practice; the paper leaves the width open).
-
     Differences from the paper: x is taken from the training mean, which changes no probability; s is the mean over at
     most 1,000 rows, each compared with all; with 50 rows or fewer the farthest row stands for the 50th neighbour, and
     where that many rows are equal, s is the root of the mean squared distance of two rows.
@@ -38,11 +30,11 @@ class SIKH(LinearHasher):
     name = "sikh"
     supervised = False
 
-    gamma: float | None = None
+    gamma: float | None = setting(
+        None, "inverse squared kernel width; none: 1 / s^2, s the mean distance to the 50th nearest neighbour", above=0
+    )
 
-    def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
-        if self.gamma is not None and not 0 < self.gamma < np.inf:
-            raise UsageError(f"gamma must be a number above 0, not {self.gamma}")
+    def _learn_projection(self, X: np.ndarray, labels: None) -> np.ndarray:
         gamma = neighbour_distance(X, self.random_state) ** -2 if self.gamma is None else self.gamma
         rng = np.random.default_rng(self.random_state)
         directions = np.sqrt(gamma) * rng.standard_normal((X.shape[1], self.n_bits))
@@ -58,10 +50,8 @@ def neighbour_distance(X: np.ndarray, random_state: int) -> float:
     """The mean distance of a centred row to its 50th nearest neighbour, estimated from some of the rows."""
     rank = min(NEIGHBOUR, len(X) - 1)  # a row is its own neighbour number 0
     rows = draw_rows(X, SAMPLE, random_state)
-    squared = [
-        np.partition(squared_distances(rows[start : start + BLOCK], X), rank, axis=1)[:, rank]
-        for start in range(0, len(rows), BLOCK)
-    ]
+    parts = (squared_distances(rows[part], X) for part in blocks(len(rows), BLOCK))
+    squared = [np.partition(part, rank, axis=1)[:, rank] for part in parts]
     distance = float(np.sqrt(np.concatenate(squared)).mean())
     typical = float(np.sqrt(2 * np.square(X).sum(1).mean()))
     return distance if distance > 1e-6 * typical else typical  # less is the rounding of equal rows

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy import linalg
 
 from hashlens.data.labels import Labels, relevant
-from hashlens.errors import UsageError
 from hashlens.hashers.shallow.base import LinearHasher, draw_rows
-from hashlens.threads import blocks
+from hashlens.hashers.shallow.spectral import NULL, eigenvectors
+from hashlens.machine import blocks
+from hashlens.settings import setting
 
 BLOCK = 256  # rows of pairs at once: temporary arrays stay small
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class SPLH(LinearHasher):
     """Sequential projection learning for hashing.
 
@@ -25,45 +23,29 @@ class SPLH(LinearHasher):
     earlier directions, X_l those rows whose labels are used, and S_ij is positive for pairs that share a label,
     negative for others. Then S grows by alpha |x_i . w| |x_j . w| in size wherever x_i . w x_j . w has the wrong sign.
 
-    Parameters
-    ----------
-    alpha : how much the pairs that a bit gets wrong weigh more for the next, from 0 to 1. The largest product of a bit
-        is counted as one, the first weight of every pair.
-    eta : weight of the variance of all rows, relative to that of the pairs: with 1 both matrices have the same
-        largest eigenvalue for the first bit.
-    n_labelled : rows, drawn at random, whose pairs are formed; the others count as rows without a label. The matrix
-        of pairs is dense: 5,000 rows need 100 MB.
-
     alpha and eta were chosen on GIST of CIFAR-10, on rows that are neither trained on nor queries.
 
     Differences from the paper: alpha and eta are scaled as said above. The part along earlier directions is removed
     only until there are as many as labels can tell apart (classes less one) or as features have dimensions; then X is
-    whole again, while S is kept. Without that, the bits that follow are left with directions in which classes do not
+    whole again, while S is kept. Without that, the following bits are left with directions in which classes do not
     differ: the MAP of those rows falls from 0.14 at 12 bits to 0.12 at 48, instead of rising from 0.16 to 0.22 (both
     with alpha 1 and eta 0.1). Directions are sought among those orthogonal to earlier ones even where the
     matrix has no positive eigenvalue left there.
     """
 
     name = "splh"
+    deterministic = True  # unless there are more rows than n_labelled
 
-    alpha: float = 1.0
-    eta: float = 0.01
-    n_labelled: int = 5_000
+    alpha: float = setting(1.0, "extra weight of the pairs that the previous bits got wrong", low=0, high=1)
+    eta: float = setting(0.01, "weight of the variance of all rows; 1: as much as the labelled pairs", low=0)
+    n_labelled: int = setting(5_000, "rows whose pairs are formed, drawn at random; 5,000 need 100 MB", low=2)
 
-    def _learn_projection(self, X: np.ndarray, labels: Labels | None) -> np.ndarray:
-        assert labels is not None
-        if not 0 <= self.alpha <= 1:
-            raise UsageError(f"alpha must be from 0 to 1, not {self.alpha}")
-        if not 0 <= self.eta < np.inf:
-            raise UsageError(f"eta must be 0 or more, not {self.eta}")
-        if self.n_labelled < 2:
-            raise UsageError(f"n_labelled must be 2 or more to form pairs, not {self.n_labelled}")
+    def _learn_projection(self, X: np.ndarray, labels: Labels) -> np.ndarray:
         rows = draw_rows(np.arange(len(X)), self.n_labelled, self.random_state)
         basis = varying_directions(X)
         n_directions = min(basis.shape[1], label_rank(labels[rows]))
         S = np.where(relevant(labels[rows], labels[rows]), np.float32(1), np.float32(-1))
-        W = basis @ self._sequence(X @ basis, rows, S, n_directions)
-        return W * np.sign(W[np.abs(W).argmax(0), np.arange(self.n_bits)])  # an eigenvector has no sign of its own
+        return basis @ self._sequence(X @ basis, rows, S, n_directions)
 
     def _sequence(self, X: np.ndarray, rows: np.ndarray, S: np.ndarray, n_directions: int) -> np.ndarray:
         """(d, n_bits) for features X of full rank; after `n_directions` bits X is whole again."""
@@ -84,8 +66,8 @@ class SPLH(LinearHasher):
 
 def varying_directions(X: np.ndarray) -> np.ndarray:
     """(d, r): an orthonormal basis of the directions in which centred rows X, of rank r, differ."""
-    values, vectors = linalg.eigh(X.T @ X)
-    return vectors[:, values > values[-1] * len(values) * np.finfo(np.float64).eps]
+    values, vectors = eigenvectors(X.T @ X)
+    return vectors[:, values > NULL * values[0]]
 
 
 def label_rank(labels: Labels) -> int:
@@ -107,7 +89,7 @@ def pair_scatter(X: np.ndarray, S: np.ndarray) -> np.ndarray:
 
 
 def largest_eigenvalue(M: np.ndarray) -> float:
-    """Of a symmetric matrix, in absolute value."""
+    """The largest absolute eigenvalue of a symmetric matrix."""
     return float(np.abs(linalg.eigvalsh(M)).max())
 
 
@@ -115,8 +97,8 @@ def leading_direction(M: np.ndarray, used: np.ndarray) -> np.ndarray:
     """The unit w that maximises w' M w among those orthogonal to the columns of `used`."""
     # in M the used directions have eigenvalue zero, which may be the largest of all: move them below any other
     lowered = M - 2 * linalg.norm(M) * used @ used.T
-    _, vectors = linalg.eigh(lowered, subset_by_index=(len(M) - 1, len(M) - 1))
-    w = vectors[:, 0] - used @ (used.T @ vectors[:, 0])
+    first = eigenvectors(lowered, 1)[1][:, 0]
+    w = first - used @ (used.T @ first)
     return w / linalg.norm(w)
 
 

@@ -3,7 +3,7 @@
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const SIGNS = { right: "M2 9l4 4.5L14 3", wrong: "M3 3l10 10M3 13L13 3" };
-const uploads = new Map(); // code -> {url, name} of pictures that were given on this page
+const uploads = new Map(); // code -> {url, name} of images that were given on this page
 let info = null;
 let answer = null; // the last one
 let retry = null; // what "Try again" does
@@ -125,7 +125,7 @@ async function run() {
 function searchWithFile(files) {
   const file = files[0];
   if (!file) return undefined;
-  if (info && !info.takes_pictures) return showError("This server has no model, so it cannot encode pictures; click a picture of the index.");
+  if (info && !info.takes_images) return showError("This server has no model, so it cannot encode images; click an image of the index.");
   if (info && file.size > info.limits.max_upload)
     return showError(`${megabytes(file.size)}: the limit is ${megabytes(info.limits.max_upload)} (server option --max-upload).`);
   const { k, radius, label } = readState();
@@ -135,7 +135,7 @@ function searchWithFile(files) {
   return search({ body: form }, (found) => {
     uploads.set(found.query.code, { url: URL.createObjectURL(file), name: file.name });
     history.pushState(null, "", address({ code: found.query.code, k, radius, label }));
-    if (files.length > 1) found.note = `One picture at a time: using the first, ‘${file.name}’. `;
+    if (files.length > 1) found.note = `One image at a time: using the first, ‘${file.name}’. `;
   });
 }
 
@@ -157,12 +157,12 @@ function showNothing() {
   running?.abort();
   answer = null;
   clearError();
-  for (const id of ["query-picture", "query-facts", "distances", "legend", "unknown", "share"]) $(id).hidden = true;
+  for (const id of ["query-image", "query-facts", "distances", "legend", "unknown", "share"]) $(id).hidden = true;
   $("query-none").hidden = false;
   $("hits").replaceChildren();
   $("ties").textContent = "";
-  $("status").textContent = "No query yet. Choose a picture, or click an example.";
-  if (info && info.n === 0) $("status").textContent = "This index has no pictures. Add some: hashlens index add INDEX CODES";
+  $("status").textContent = "No query yet. Choose an image, or click an example.";
+  if (info && info.n === 0) $("status").textContent = "This index has no images. Add some: hashlens index add INDEX CODES";
 }
 
 function show(found, milliseconds) {
@@ -190,10 +190,10 @@ const title = (query) => uploads.get(query.code)?.name ?? query.path?.split("/")
 function showQuery(query, nBits) {
   const upload = uploads.get(query.code);
   const source = query.id !== undefined ? `v1/items/${query.id}/thumb?size=large` : upload?.url;
-  $("query-picture").hidden = !source;
+  $("query-image").hidden = !source;
   $("query-none").hidden = Boolean(source);
-  if (source) $("query-picture").src = source;
-  else $("query-none").textContent = "This search is for a code; its picture is not on this page.";
+  if (source) $("query-image").src = source;
+  else $("query-none").textContent = "This search is for a code; its image is not on this page.";
   const words = [title(query), query.labels?.join(", ")].filter(Boolean).join(" · ");
   const size = query.width ? ` (${query.width} × ${query.height})` : "";
   $("query-name").textContent = words + size;
@@ -214,9 +214,9 @@ const sign = (kind) => draw("svg", { viewBox: "0 0 16 16", "aria-hidden": "true"
 
 function showHit(hit, rank, { kind, words }, query, nBits) {
   const several = (query.labels?.length ?? 0) > 1;
-  const picture = make("img", { src: hit.thumb, alt: "", loading: "lazy", decoding: "async" });
+  const image = make("img", { src: hit.thumb, alt: "", loading: "lazy", decoding: "async" });
   const button = make("button", { type: "button", className: "hit", tabIndex: rank === 0 ? 0 : -1 },
-    make("span", { className: "frame" }, picture),
+    make("span", { className: "frame" }, image),
     make("span", {},
       make("span", { className: "hidden", textContent: `Rank ${rank + 1}, ` }),
       kind ? make("span", { className: "sign" }, sign(kind)) : null,
@@ -257,8 +257,8 @@ const listed = (values) => (values.length < 2 ? values.join("") : `${values.slic
 function nothing(found) {
   if (!found.histogram) return "Nothing is found; try a larger radius, or any label.";
   const nearest = found.histogram.findIndex((n) => n > 0);
-  if (nearest < 0) return `No picture has the label ‘${readState().label}’.`;
-  return `No picture within ${plural(readState().radius, "bit", "bits")}. The nearest is ${plural(nearest, "bit", "bits")} away.`;
+  if (nearest < 0) return `No image has the label ‘${readState().label}’.`;
+  return `No image within ${plural(readState().radius, "bit", "bits")}. The nearest is ${plural(nearest, "bit", "bits")} away.`;
 }
 
 function showTies(found) {
@@ -296,12 +296,12 @@ function showDistances(found) {
     draw("rect", {
       class: ties && d <= ties.distance ? "bar near" : "bar", x: left + d * step + step * 0.1, width: step * 0.8,
       y: n ? Math.min(top(n), height - bottom - 1.5) : height - bottom, height: n ? Math.max(height - bottom - top(n), 1.5) : 0,
-    }, draw("title", {}, `${d} bits: ${plural(n, "picture", "pictures")}`)));
+    }, draw("title", {}, `${d} bits: ${plural(n, "image", "images")}`)));
   const every = [1, 2, 4, 5, 8, 10, 16, 20, 32, 64, 128, 256, 1024].find((n) => histogram.length / n <= width / 40) ?? 4096;
   const labels = histogram.flatMap((_, d) => d % every ? [] : [draw("text", { x: left + (d + 0.5) * step, y: height - 6, "text-anchor": "middle" }, String(d))]);
   const nearest = histogram.findIndex((n) => n > 0);
   const most = histogram.indexOf(Math.max(...histogram));
-  const words = `Number of pictures at each distance: the nearest at ${nearest} bits, most (${number(histogram[most])}) at ${most}` +
+  const words = `Number of images at each distance: the nearest at ${nearest} bits, most (${number(histogram[most])}) at ${most}` +
     (ties ? `; the results end at ${ties.distance} bits` : "");
   const drawing = draw("svg", { width, height, role: "img", "aria-label": words },
     draw("line", { class: "axis", x1: left, x2: width - left, y1: height - bottom, y2: height - bottom }), ...bars, ...labels);
@@ -320,15 +320,15 @@ function showDistances(found) {
   const times = Object.entries(timing).filter(([name, value]) => value > 0 || name === "search");
   const sum = times.reduce((all, [, value]) => all + value, 0);
   $("timing").textContent = `${times.map(([name, value]) => `${name} ${value.toFixed(1)}`).join(" · ")} · total ${sum.toFixed(1)} ms` +
-    (total < found.index.n ? ` · among ${plural(total, "picture", "pictures")} with this label` : "");
+    (total < found.index.n ? ` · among ${plural(total, "image", "images")} with this label` : "");
 }
 
 function showDetails(rank) {
   const { query, hits, index } = answer;
   const hit = hits[rank];
   $("details-title").textContent = `Rank ${rank + 1}: ${hit.path.split("/").pop()}`;
-  $("details-picture").src = `${hit.thumb}?size=large`;
-  $("details-picture").alt = [hit.labels?.join(", "), hit.path.split("/").pop()].filter(Boolean).join(", ");
+  $("details-image").src = `${hit.thumb}?size=large`;
+  $("details-image").alt = [hit.labels?.join(", "), hit.path.split("/").pop()].filter(Boolean).join(", ");
   $("details-code").replaceChildren(barcode(query.code, index.n_bits), barcode(hit.code, index.n_bits, query.code));
   const facts = { distance: `${hit.distance} of ${index.n_bits} bits differ`, labels: hit.labels?.join(", ") || "none", path: hit.path, id: hit.id, code: hit.code };
   $("details-facts").replaceChildren(...Object.entries(facts).flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]));
@@ -403,7 +403,7 @@ function oneKey(event) {
   actions[event.key]();
 }
 
-// ---- giving a picture: choose, drop, paste
+// ---- giving an image: choose, drop, paste
 
 const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
 
@@ -442,15 +442,15 @@ async function pasteByButton() {
   try {
     for (const item of await navigator.clipboard.read()) {
       const type = item.types.find((name) => name.startsWith("image/"));
-      if (type) return searchWithFile([new File([await item.getType(type)], "pasted picture", { type })]);
+      if (type) return searchWithFile([new File([await item.getType(type)], "pasted image", { type })]);
     }
-    showError("There is no picture in the clipboard.");
+    showError("There is no image in the clipboard.");
   } catch {
     showError("The browser does not let this button read the clipboard; press Ctrl+V (⌘V) instead.");
   }
 }
 
-const crop = () => $("query-picture").classList.toggle("cropped", $("cropped").checked);
+const crop = () => $("query-image").classList.toggle("cropped", $("cropped").checked);
 
 // ---- start
 
@@ -471,7 +471,7 @@ async function load() {
     $("facts").textContent = "";
     return showError(error.message, load);
   }
-  $("facts").textContent = `${plural(info.n, "picture", "pictures")} · ${info.n_bits} bits · ${info.exact ? "exact" : "approximate"} · model ${info.model.name}`;
+  $("facts").textContent = `${plural(info.n, "image", "images")} · ${info.n_bits} bits · ${info.exact ? "exact" : "approximate"} · model ${info.model.name}`;
   $("radius").replaceChildren(make("option", { textContent: "any", value: "" }));
   for (let radius = 0; radius <= Math.min(info.n_bits, 12); radius++) $("radius").add(make("option", { textContent: radius, value: radius }));
   $("labels").replaceChildren(...info.labels.map((value) => make("option", { value })));

@@ -1,0 +1,246 @@
+"""Encoding: a model and a source of images of any size in, a codes folder out.
+
+The list of images is made first and kept (see codes/folder.py). A shard is encoded and written as a whole, so rerunning
+the same command resumes after any interruption and adds the images that are new. Each image is decoded once; one that
+cannot be read has no code, and skipped.csv says why. Only the paths take memory for every image.
+
+With part i/n, n machines encode one list independently: each makes every n-th shard, in its own folder part-i-of-n
+below `out`. `open_together` reads these folders as one.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from PIL import Image
+
+from hashlens.codes import Codes
+from hashlens.codes.encoder import Encoder
+from hashlens.codes.folder import MANIFEST, SHARD_SIZE, CodesFolder, content_hash
+from hashlens.data import Columns
+from hashlens.data.images import FileImages, Images, UnreadableImage
+from hashlens.data.sources import Source, open_source
+from hashlens.errors import DataError, Stopped, StorageError, UsageError, require
+from hashlens.files import alone_in, require_room
+from hashlens.progress import Progress
+
+FINISH_SECONDS = 10  # a shard that is nearly done is finished even when asked to stop
+SHARD_OVERHEAD = 10_000  # bytes of a shard's files besides its rows
+
+
+def encode_source(
+    encoder: Encoder,
+    source: str | Sequence[str],
+    out: Path,
+    progress: Progress,
+    *,
+    columns: Columns | None = None,
+    shard_size: int = SHARD_SIZE,
+    part: tuple[int, int] = (1, 1),
+    stop: Callable[[], bool] = lambda: False,
+    ray_model: Path | None = None,
+) -> dict[str, Any]:
+    """Encode the images of a source that have no code in the folder `out` yet.
+
+    Parameters
+    ----------
+    source : anything that `open_source` takes.
+    columns : of a table.
+    part : (i, n): make every n-th shard, starting with the i-th, in the folder part-i-of-n below `out`.
+    stop : polled; when it returns True, the current shard is dropped unless it is nearly done.
+    ray_model : folder of the encoder's model, to encode on a Ray cluster.
+    """
+    if ray_model is not None:
+        require("ray", why="encoding on a cluster")
+    out = _part_folder(out, part)
+    opened = open_source(source, labels="optional", columns=columns, progress=progress.say)
+    if ray_model is not None and not isinstance(opened.images, FileImages):
+        raise UsageError(f"{source} is in the memory of one machine; encode it without --on ray")
+    for warning in opened.warnings:
+        progress.say(f"note: {warning}")
+    with alone_in(out):
+        folder = _begin(opened, out, progress, encoder, shard_size, part)
+        missing = folder.missing()
+        with progress.bar("images", sum(rows.stop - rows.start for rows in missing)) as advance:
+
+            def encoded_here() -> Iterator[pa.Table]:
+                for rows in missing:
+                    table = folder.listed()[rows]
+                    yield encode_rows(encoder, table, opened.reader(table), _watch(len(table), advance, stop, folder))
+
+            if ray_model is None:
+                encoded = encoded_here()
+            else:
+                from hashlens.codes.ray import encoded_on_ray
+
+                encoded = encoded_on_ray(ray_model, folder, missing, advance)
+            for rows in missing:
+                if stop():
+                    raise _stopped(folder)
+                _write_shard(folder, rows, next(encoded), progress)
+        skipped = folder.skipped()
+        if not len(folder) and skipped:
+            path, why = skipped[-1]
+            raise DataError(
+                f"no image of {folder.source} can be read ({len(skipped):,} tried, last {path}: {why}); see"
+                f" {folder.path / 'skipped.csv'}"
+            )
+        folder.finish()
+    return {"n": len(folder), "n_bits": folder.n_bits, "n_skipped": len(skipped), "out": str(folder.path)}
+
+
+def _part_folder(out: Path, part: tuple[int, int]) -> Path:
+    i, n_parts = part
+    if not 1 <= i <= n_parts:
+        raise UsageError(f"part {i} of {n_parts} does not exist; parts are numbered from 1")
+    if n_parts > 1 and (out / MANIFEST).exists():
+        raise UsageError(f"{out} contains codes that were not made in parts; choose another --out for the parts")
+    return out if n_parts == 1 else out / f"part-{i}-of-{n_parts}"
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """
+    >>> parse_part("3/16")
+    (3, 16)
+    """
+    if not (found := re.fullmatch(r"(\d+)/(\d+)", text.strip())):
+        raise UsageError(f"--part must look like 3/16 (the third of sixteen), got {text!r}")
+    return int(found[1]), int(found[2])
+
+
+def _begin(
+    opened: Source,
+    out: Path,
+    progress: Progress,
+    encoder: Encoder,
+    shard_size: int,
+    part: tuple[int, int],
+) -> CodesFolder:
+    """The folder, new or with its shards verified, and its list with the images of the source."""
+    if shard_size < 1:
+        raise UsageError(f"shard_size must be >= 1, got {shard_size}")
+    name, n_bits = opened.address, encoder.n_bits
+    folder = CodesFolder.create(out, n_bits=n_bits, model=encoder.model, shard_size=shard_size, source=name, part=part)
+    _drop_damaged(folder, opened, progress)
+    before, table = folder.list["n"], opened.table
+    if part != (1, 1) and before and content_hash(table) != folder.list["sha256"]:  # all parts must have the same list
+        progress.say(f"note: {name} has changed since {out} was begun; new images need another --out")
+    else:
+        n_new = folder.extend(table, opened.skipped_paths() if part[0] == 1 else ())  # once is enough
+        if before and n_new:
+            progress.say(f"note: images added since the last run: {n_new:,}")
+    missing = folder.missing()
+    n_code_bytes = -(-n_bits // 8)
+    progress.say(f"encode  {folder.list['n']:,} images of {name} → {out}/   {n_bits} bits, {n_code_bytes} bytes each")
+    if folder.shards:
+        progress.say(
+            f"resume  {len(folder.shards):,} shards found and verified, {len(missing):,} to go: {len(folder):,} codes"
+        )
+    n_rows = sum(rows.stop - rows.start for rows in missing)
+    row_bytes = n_code_bytes + 16 + table.nbytes / max(1, len(table))
+    require_room(out, int(n_rows * row_bytes) + len(missing) * SHARD_OVERHEAD, "the codes")
+    return folder
+
+
+def _drop_damaged(folder: CodesFolder, opened: Source, progress: Progress) -> None:
+    """Drop damaged shards so that they are made again; refuse if some of their images no longer exist."""
+    damaged = folder.damaged()
+    without_code = {path for path, _ in folder.skipped()}
+    for shard, damage in damaged:
+        images = opened.reader(folder.listed()[shard.start : shard.stop])
+        if isinstance(images, FileImages):
+            lost = [row for row, path in enumerate(images.paths()) if path not in without_code]
+            if gone := [images.names[row] for row in lost if not images.file(row).exists()]:
+                raise DataError(
+                    f"{shard.name} in {folder.path} is damaged ({damage}) and cannot be made again: of its images"
+                    f" {len(gone):,} are gone, first {gone[0]}; restore them, or choose another --out"
+                )
+        progress.say(f"{shard.name} is damaged ({damage}): making it again, {shard.n:,} images")
+    folder.drop(shard for shard, _ in damaged)
+
+
+def encode_rows(
+    encoder: Encoder, table: pa.Table, images: Images, done: Callable[[int], None] | None = None
+) -> pa.Table:
+    """Listed images in; their paths, labels, sizes and times out, each with its code or the reason it has none."""
+    listed = ListedImages(table, images)
+    codes = encoder.codes(listed, done)
+    columns = {name: table[name] for name in ("path", "labels", "size", "mtime") if name in table.column_names}
+    if listed.on_disk:
+        status = np.array([listed.status.get(row, (0, 0)) for row in range(len(table))], np.int64)
+        columns |= {"size": pa.array(status[:, 0]), "mtime": pa.array(status[:, 1])}
+    columns["code"] = pa.array([row.tobytes() for row in codes.packed], pa.binary())
+    columns["reason"] = pa.array([listed.failed.get(row) for row in range(len(table))], pa.string())
+    return pa.table(columns)
+
+
+def _write_shard(folder: CodesFolder, rows: slice, encoded: pa.Table, progress: Progress) -> None:
+    """Add the codes of the images that could be read to the folder."""
+    good = pc.is_null(encoded["reason"])
+    items, bad = encoded.filter(good), encoded.filter(pc.invert(good))
+    packed = np.frombuffer(b"".join(items["code"].to_pylist()), np.uint8)
+    codes = Codes(packed.reshape(len(items), -(-folder.n_bits // 8)), folder.n_bits)
+    skipped = list(zip(bad["path"].to_pylist(), bad["reason"].to_pylist(), strict=True))
+    try:
+        folder.append(rows, codes, items, skipped)
+    except StorageError as error:
+        raise StorageError(f"{error.message} ({len(folder.shards):,} shards are complete and safe)") from error
+    if skipped:
+        path, why = skipped[0]
+        progress.say(f"images skipped: {len(skipped):,}, first {path} ({why})")
+
+
+class ListedImages(Images):
+    """Rows of a list. An image that cannot be read is a blank one here, and `failed` says why."""
+
+    def __init__(self, table: pa.Table, images: Images):
+        self.names = table["path"].to_pylist()
+        self.failed: dict[int, str] = {}
+        self.status: dict[int, tuple[int, int]] = {}  # size and mtime of each file when it was read
+        self.on_disk = isinstance(images, FileImages) and "offset" not in table.column_names
+        self._images = images
+
+    def read(self, rows: Any, size: int) -> np.ndarray:
+        return self._images.read(rows, size) if self._images.in_memory else super().read(rows, size)
+
+    def image(self, row: int, at_least: int | None = None) -> Image.Image:
+        try:
+            if self.on_disk:
+                status = Path(self.names[row]).stat()
+                self.status[row] = status.st_size, status.st_mtime_ns
+            return self._images.image(row, at_least)
+        except OSError:
+            self.failed[row] = "gone"  # it was there when the list was made
+        except UnreadableImage as error:
+            self.failed[row] = "gone" if error.reason == "no such file" else error.reason
+        return Image.new("RGB", (1, 1))
+
+
+def _watch(
+    n: int, advance: Callable[[int], None], stop: Callable[[], bool], folder: CodesFolder
+) -> Callable[[int], None]:
+    """To be called with the number of images encoded: advances the bar, and stops the shard when asked to."""
+    left, start = n, time.monotonic()
+
+    def done(some: int) -> None:
+        nonlocal left
+        left -= some
+        advance(some)
+        seconds_each = (time.monotonic() - start) / (n - left)
+        if stop() and left * seconds_each > FINISH_SECONDS:
+            raise _stopped(folder)
+
+    return done
+
+
+def _stopped(folder: CodesFolder) -> Stopped:
+    return Stopped(
+        f"stopped; {len(folder.shards):,} shards are complete in {folder.path}/; rerun the same command to resume"
+    )

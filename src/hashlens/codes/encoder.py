@@ -1,0 +1,148 @@
+"""Encoder: a model and images in, codes out. The only way from an image to its code.
+
+Extractor -> mean with the mirror image, if the model asks for it -> projection -> bit 1 where > 0. The code of an image
+does not depend on the images beside it, on the number of threads, or on what the pixels were stored in.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import hashlens
+from hashlens.codes import Codes
+from hashlens.codes.model import ModelFolder
+from hashlens.data.images import Images, as_images
+from hashlens.errors import EXTRAS, DataError, MissingExtra
+from hashlens.features.extractor import Extractor, in_blocks, is_features, mirrored
+from hashlens.machine import blocks, one_blas_thread, work_ahead
+
+if TYPE_CHECKING:
+    from hashlens.hashers.base import Hasher
+
+ROWS = 32  # that a projection is always given
+
+
+class Encoder:
+    """A model ready to encode: images (files, PIL images, uint8 arrays) or, if it was trained on those, features.
+
+    >>> encoder = Encoder.load("runs/pets")
+    >>> encoder.codes(["query.jpg"])
+    """
+
+    def __init__(
+        self,
+        extractor: Extractor | None,
+        n_bits: int,
+        *,
+        hasher: Hasher | None = None,
+        mirror: bool = False,
+        model: dict[str, str] | None = None,
+    ):
+        self.extractor, self.n_bits, self.mirror = extractor, n_bits, mirror
+        self._hasher, self._model = hasher, model
+
+    @classmethod
+    def of(cls, hasher: Hasher, model: dict[str, str] | None = None) -> Encoder:
+        hasher.require_fitted()
+        extractor = hasher.extractor()
+        training = getattr(hasher, "training", None)
+        mirror = extractor is not None and training is not None and training.mirror
+        return cls(extractor, hasher.n_bits, hasher=hasher, mirror=mirror, model=model)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Encoder:
+        """The encoder of a model, a run or an exported model."""
+        folder = ModelFolder.resolve(path)
+        if folder.exported:
+            from hashlens.codes.export import load_exported
+
+            return load_exported(folder)
+        try:
+            return cls.of(hashlens.load(folder.path), folder.describe())
+        except (ModuleNotFoundError, MissingExtra) as error:
+            module = error.module if isinstance(error, MissingExtra) else error.name
+            if module not in EXTRAS:
+                raise
+            raise MissingExtra(module, f"the model in {folder.path} (unless it is exported)") from error
+
+    @cached_property
+    def model(self) -> dict[str, str]:
+        """Fingerprint and name of the model; one that is not in a folder is saved to get them."""
+        if self._model is not None:
+            return self._model
+        assert self._hasher is not None
+        with tempfile.TemporaryDirectory() as temporary:
+            self._hasher.save(temporary)
+            return ModelFolder(Path(temporary)).describe() | {"name": f"{self._hasher.name}-{self.n_bits}"}
+
+    @property
+    def size(self) -> int | None:
+        """Pixels per side of the images that the network or the features are computed from."""
+        return None if self.extractor is None else self.extractor.size
+
+    def codes(self, X: Any, advance: Callable[[int], Any] | None = None, *, shared: bool = False) -> Codes:
+        """Codes of images or features; `advance(n)` is called after every n of them."""
+        return Codes.concatenate([Codes.from_relaxed(u) for u in self._relaxed(X, advance, shared)])
+
+    def relaxed(self, X: Any, advance: Callable[[int], Any] | None = None, *, shared: bool = False) -> np.ndarray:
+        """Real values before the sign, (n, n_bits).
+
+        With `shared`, the outputs of the frozen part of a network are kept in the cache for other models that have it.
+        """
+        return np.concatenate(list(self._relaxed(X, advance, shared)))
+
+    def _relaxed(self, X: Any, advance: Callable[[int], Any] | None, shared: bool) -> Iterator[np.ndarray]:
+        given, outputs = self._features(X) if is_features(X) else self._images(as_images(X), shared)
+        step = ROWS if self.extractor is None else max(ROWS, self.extractor.batch)
+        with one_blas_thread():  # each core projects rows of its own
+            for u in work_ahead(lambda rows: self._project(outputs(rows)), blocks(len(given), step)):
+                yield u
+                if advance is not None:
+                    advance(len(u))
+
+    def _images(self, images: Images, shared: bool) -> tuple[Images, Callable[[slice], np.ndarray]]:
+        """Outputs of the extractor for some rows."""
+        if (extractor := self.extractor) is None:
+            raise DataError("this model was trained on features; give it features, not images")
+        if len(images) == 0:
+            raise DataError("no images given; give at least one")
+        _ = extractor.forward  # built here, once, and not in each thread
+        views = [False, True] if self.mirror else [False]
+        maps = None
+        if shared and extractor.stem is not None:
+            maps = [extractor.stem.cached(images, flip=flip, what="frozen blocks") for flip in views]
+
+        def batch_outputs(rows: slice) -> np.ndarray:
+            if maps is not None:
+                found = [extractor.forward(view[rows]) for view in maps]
+            else:
+                batch = images.read(np.arange(rows.start, rows.stop), extractor.size)
+                found = [extractor(mirrored(batch) if flip else batch) for flip in views]
+            return found[0] if len(found) == 1 else (found[0] + found[1]) / 2
+
+        def outputs(rows: slice) -> np.ndarray:
+            starts = range(rows.start, rows.stop, extractor.batch)
+            return np.concatenate([batch_outputs(slice(i, min(i + extractor.batch, rows.stop))) for i in starts])
+
+        return images, outputs
+
+    def _features(self, X: Any) -> tuple[np.ndarray, Callable[[slice], np.ndarray]]:
+        if self._hasher is None or self.extractor is not None:
+            raise DataError("this model was trained on images; give it images, not features")
+        X = self._hasher._validate(X)
+        if X.shape[1] != (n := self._hasher.n_features_in_):
+            raise DataError(f"this model was trained on features with {n} columns, got {X.shape[1]}")
+        return X, lambda rows: X[rows]
+
+    def _project(self, outputs: np.ndarray) -> np.ndarray:
+        if (hasher := self._hasher) is None:
+            return outputs
+        if hasher.takes == "features":
+            outputs = hasher._validate(outputs)
+        return in_blocks(hasher._project, outputs, ROWS)

@@ -1,0 +1,188 @@
+"""Export: a trained model in, a folder out that makes the same codes without torch.
+
+EXPORTED/
+  config.json       what it is: code length, image size, how images are read, the model that it equals
+  model.onnx        uint8 images (n, size, size, 3) RGB in; relaxed outputs (n, n_bits) or features (n, d) out
+  hasher/           for methods whose projection is not linear: what turns the features into relaxed outputs
+
+A linear projection is part of the graph, so that neither torch nor scikit-learn is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import hashlens
+from hashlens.codes.encoder import Encoder
+from hashlens.codes.model import CONFIG, EXPORTED, ModelFolder
+from hashlens.errors import DataError, HashlensError, MismatchError, UsageError, require
+from hashlens.features.extractor import Extractor
+from hashlens.features.networks.session import one_core_session
+from hashlens.files import replacing, sha256, write_json
+from hashlens.progress import Progress
+
+if TYPE_CHECKING:
+    from hashlens.data.images import Images
+
+FORMAT = "hashlens onnx 2"
+CHECKED_BITS = 100_000  # at least so many are compared
+ENOUGH = 0.999  # of the bits must be those of the model that was exported
+
+
+def load_exported(folder: ModelFolder) -> Encoder:
+    path = folder.path / EXPORTED
+    try:
+        facts = json.loads((folder.path / CONFIG).read_text(encoding="utf-8"))
+        if facts.get("format") != FORMAT:
+            raise DataError(f"{folder.path} is not a model exported by this version; export it again")
+        if sha256(path) != facts["sha256"]:
+            raise DataError(f"{path} is not as it was written; export the model again")
+        forward = one_core_session(str(path))
+        extractor = Extractor(lambda: forward, facts["input"]["size"], lambda: facts["sha256"])
+        for name, expected in facts["hasher"].items():
+            if sha256(folder.path / "hasher" / name) != expected:
+                raise DataError(f"{folder.path / 'hasher' / name} is not as it was written; export the model again")
+        hasher = hashlens.load(folder.path / "hasher") if facts["hasher"] else None
+        how = {"mirror": facts["input"]["mirror"], "model": folder.describe()}
+        return Encoder(extractor, facts["n_bits"], hasher=hasher, **how)
+    except HashlensError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"the exported model in {folder.path} is damaged ({error}); export it again") from error
+
+
+def require_exportable(model: Path, out: Path) -> ModelFolder:
+    """Refuse at once what would be refused later."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):  # its contents would be deleted if this fails
+        raise UsageError(f"{out} exists and is not empty; choose another --out")
+    folder = ModelFolder.resolve(model)
+    if folder.exported:
+        raise UsageError(f"{folder.path} is already an exported model; give the folder of a run or of its model")
+    require("torch", "onnx", why="export")
+    return folder
+
+
+def export_onnx(model: Path, out: Path, images: Images, progress: Progress) -> dict[str, Any]:
+    """Write the model as ONNX and compare its bits with the model's own.
+
+    If all of at least 100,000 are equal, it is the same model and shares its fingerprint; if some differ, it is another
+    model; if more than one in a thousand differs, nothing is written.
+    """
+    folder = require_exportable(model, out)
+    hasher: Any = hashlens.load(folder.path)
+    encoder = Encoder.of(hasher, folder.describe())
+    content, beside = _graph(hasher, encoder, folder.path)
+    facts = {
+        "format": FORMAT,
+        "hashlens": hashlens.__version__,
+        "method": hasher.name,
+        "hasher": {},  # its files and their checksums
+        "n_bits": encoder.n_bits,
+        "model": None,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "input": {
+            "name": "input",
+            "shape": ["n", encoder.size, encoder.size, 3],
+            "type": "uint8",
+            "size": encoder.size,
+            "color": "RGB",
+            "resize": "turned upright by EXIF, shorter side to size (Pillow's BICUBIC), center crop",
+            "normalization": "inside the network",
+            "mirror": encoder.mirror,  # the output is the mean of that of the image and that of its mirror image
+        },
+        "output": "features for hasher/" if beside else "relaxed outputs: bit 1 where > 0, first bit highest",
+    }
+    try:
+        with replacing(out / EXPORTED) as temporary:
+            temporary.write_bytes(content)
+        if beside:
+            hasher.save(out / "hasher")
+            facts["hasher"] = {file.name: sha256(file) for file in sorted((out / "hasher").iterdir())}
+        write_json(out / CONFIG, facts)
+        check = compare_bits(encoder, Encoder.load(out), images, progress)
+        if check["bits_equal"] < ENOUGH:
+            raise MismatchError(
+                f"only {check['bits_equal']:.2%} of the bits equal those of {model}, {ENOUGH:.1%} are needed; nothing"
+                " was exported: please report this with the output of hashlens doctor"
+            )
+        if check["same_model"]:
+            write_json(out / CONFIG, facts | {"model": encoder.model})
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
+    return {"out": str(out), "n_bits": encoder.n_bits, "bytes": len(content), "image_size": encoder.size, **check}
+
+
+def compare_bits(ours: Encoder, exported: Encoder, images: Images, progress: Progress) -> dict[str, Any]:
+    """How many bits of two models are equal, on the images and as many random crops of them as are needed."""
+    from hashlens.hashers.deep.inputs import Windows
+
+    n_wanted = -(-CHECKED_BITS // ours.n_bits)
+    n_equal = n_checked = 0
+    with progress.bar("check", 2 * n_wanted) as advance:
+        for seed in count():
+            some: Images = images[: n_wanted - n_checked]
+            view = Windows(some, seed, noise=16) if seed else some  # few images have few different crops
+            signs = [encoder.codes(view, advance).signs() for encoder in (ours, exported)]
+            n_equal += int((signs[0] == signs[1]).sum())
+            n_checked += len(some)
+            if n_checked == n_wanted:
+                break
+    n_bits = n_checked * ours.n_bits
+    return {
+        "n_images": min(len(images), n_wanted),
+        "n_crops": max(0, n_checked - len(images)),
+        "n_checked": n_bits,
+        "bits_equal": n_equal / n_bits,
+        "same_model": n_equal == n_bits,
+    }
+
+
+def _graph(hasher: Any, encoder: Encoder, model: Path) -> tuple[bytes, bool]:
+    """The ONNX file, and whether it ends at the features."""
+    from hashlens.features.networks.inference import fold
+    from hashlens.features.networks.onnx_graph import UnsupportedModule, to_onnx
+    from hashlens.hashers.deep.base import DeepHasher
+    from hashlens.hashers.shallow.base import LinearHasher
+
+    if encoder.extractor is None:
+        raise UsageError(f"{model} was trained on features, not on images; there is no network to export")
+    if encoder.extractor.module is None:
+        raise UsageError(f"{model} has no network and runs without torch as it is; use it without exporting")
+    project, size = type(hasher)._project, encoder.extractor.size
+    if isinstance(hasher, DeepHasher) and project is not DeepHasher._project:
+        raise UsageError(f"{hasher.name} makes its codes outside the network; it cannot be exported")
+    try:
+        graph = to_onnx(fold(encoder.extractor.module), np.zeros((1, size, size, 3), np.uint8))
+    except UnsupportedModule as error:
+        raise UsageError(f"this network has a layer that cannot be written as ONNX ({error})") from error
+    if project is LinearHasher._project:
+        _append_projection(graph.graph, hasher.mean_, hasher.projection_)
+    beside = project not in (DeepHasher._project, LinearHasher._project)
+    return graph.SerializeToString(), beside
+
+
+def _append_projection(graph: Any, mean: np.ndarray, projection: np.ndarray) -> None:
+    """(x - mean) W in double precision, as `LinearHasher` computes it."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph.node[-1].output[0] = "features"
+    graph.initializer.extend(
+        numpy_helper.from_array(value.astype(np.float64), name)
+        for name, value in (("mean", mean), ("projection", projection))
+    )
+    graph.node.extend(
+        [
+            helper.make_node("Cast", ["features"], ["double"], to=TensorProto.DOUBLE),
+            helper.make_node("Sub", ["double", "mean"], ["centred"]),
+            helper.make_node("MatMul", ["centred", "projection"], ["output"]),
+        ]
+    )
+    graph.output[0].CopyFrom(helper.make_tensor_value_info("output", TensorProto.DOUBLE, None))

@@ -1,0 +1,443 @@
+"""The codes folder: codes and the list of their images in, shards on disk out, each whole or not there at all.
+
+codes/
+  manifest.json                  n_bits, the model, every shard with its rows and checksums, and whether all is done
+  list.parquet                   all images to encode, in order; it only grows
+  shard-000000000.codes.npy      uint8 (n, ceil(n_bits / 8)), bits in the order of np.packbits
+  shard-000000000.items.parquet  path, labels (where there are any), size, mtime in nanoseconds; row i is that of code i
+  skipped.csv                    images that have no code, each with its reason
+
+A shard is a range of rows of the list, named by the first. Only what the manifest names counts. It is replaced after
+the files of a shard have reached the disk, so a power failure leaves whole shards and, perhaps, stray files, which are
+removed when the folder is next opened for writing. The same images and model make the same files, byte for byte,
+however often the work was interrupted.
+
+Part i/n is a folder with every n-th shard of the list, made independently; `open_together` puts the shards in order.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from hashlens.codes import Codes
+from hashlens.codes.model import ModelFolder
+from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
+from hashlens.files import LOCK, replacing, sha256, storage_errors, sync, write_csv, write_json
+from hashlens.machine import blocks
+
+FORMAT = "hashlens codes folder 2"
+SHARD_SIZE = 65_536  # images: minutes of work, some hundred kilobytes of codes
+RUN_CODES = "codes/database"  # in the folder of a run or a comparison
+MANIFEST, LIST, SKIPPED = "manifest.json", "list.parquet", "skipped.csv"
+REPLACEABLE = re.compile(r"shard-\d{9,}\.(codes\.npy|items\.parquet)|\..+\.tmp")  # unless the manifest names it
+ANOTHER = "choose another --out"
+
+Skipped = Iterable[tuple[str, str]]  # path and reason
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The codes of a range of rows of the list, without those that could not be read."""
+
+    folder: Path
+    n_bits: int
+    start: int
+    stop: int
+    n: int
+    codes_sha256: str
+    items_sha256: str
+
+    @property
+    def name(self) -> str:
+        return f"shard-{self.start:09d}"
+
+    @property
+    def files(self) -> tuple[Path, Path]:
+        return self.folder / f"{self.name}.codes.npy", self.folder / f"{self.name}.items.parquet"
+
+    def load(self) -> tuple[Codes, pa.Table]:
+        """The codes, mapped from their file, and the table of their images."""
+        try:
+            codes = Codes(np.load(self.files[0], mmap_mode="r" if self.n else None), self.n_bits)
+            items = pq.read_table(self.files[1])
+            if not len(codes) == len(items) == self.n:
+                raise ValueError(f"{len(codes):,} codes and {len(items):,} images instead of {self.n:,}")
+        except (OSError, ValueError, EOFError, pa.ArrowException, HashlensError) as error:
+            raise self._damaged(str(error)) from error
+        return codes, items
+
+    def require_whole(self) -> None:
+        """Refuse a shard whose files have changed since they were written."""
+        if damage := self.damage():
+            raise self._damaged(damage)
+
+    def _damaged(self, why: str) -> DataError:
+        return DataError(
+            f"{self.name} in {self.folder} is damaged ({why}); rerun the same hashlens encode command to make it again"
+        )
+
+    def damage(self) -> str | None:
+        """What is wrong with its files, by their checksums."""
+        for path, expected in zip(self.files, (self.codes_sha256, self.items_sha256), strict=True):
+            try:
+                if sha256(path) != expected:
+                    return f"{path.name} has changed since it was written"
+            except OSError as error:
+                return f"{path.name} cannot be read: {error.strerror}"
+        return None
+
+
+class CodesFolder:
+    """Codes and their images, shard by shard, in the order of the list.
+
+    >>> folder = CodesFolder.open("codes")
+    >>> for codes, items in folder:
+    ...     print(len(codes), items["path"][0])
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any]):
+        self.path = path
+        self.n_bits: int = manifest["n_bits"]
+        self.model: dict[str, str] = manifest["model"]  # fingerprint and name
+        self.shard_size: int = manifest["shard_size"]
+        self.source: str | None = manifest["source"]
+        self.part: tuple[int, int] = tuple(manifest["part"])
+        self.list: dict[str, Any] = manifest["list"]  # n, columns and sha256
+        self.done: bool = manifest["done"]
+        self.shards = [Shard(path, self.n_bits, **shard) for shard in manifest["shards"]]
+        self._listed: pa.Table | None = None
+
+    @staticmethod
+    def at(path: Path | str) -> Path | None:
+        """Where the codes of a codes folder or a run are."""
+        return next((place for place in (Path(path), Path(path) / RUN_CODES) if (place / MANIFEST).is_file()), None)
+
+    @classmethod
+    def open(cls, path: Path | str) -> CodesFolder:
+        """The codes in a folder, or those of a run, to read from."""
+        path = cls.at(path) or Path(path)
+        file = path / MANIFEST
+        try:
+            manifest = json.loads(file.read_text(encoding="utf-8"))
+            if manifest["format"] == FORMAT:
+                return cls(path, manifest)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise DataError(
+                f"{path} has no codes ({MANIFEST} is missing); give a folder made by hashlens encode or train"
+            ) from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{file} is damaged ({error}); encode again into another folder") from error
+        found = manifest["format"]
+        raise MismatchError(f"{file} has the format {found!r}, not {FORMAT!r}; encode again into another folder")
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | str,
+        *,
+        n_bits: int,
+        model: dict[str, str],
+        shard_size: int = SHARD_SIZE,
+        source: str | None = None,
+        part: tuple[int, int] = (1, 1),
+    ) -> CodesFolder:
+        """A folder to write to: a new one, or one that was begun with the same model, bits, source and part."""
+        path = Path(path)
+        if (path / MANIFEST).exists():
+            folder = cls.open(path)
+            if n_bits != folder.n_bits:
+                raise MismatchError(f"{path} has codes of {folder.n_bits} bits, this model makes {n_bits}; {ANOTHER}")
+            ModelFolder.require_same(folder.model, model, path)
+            if source != folder.source:
+                raise MismatchError(f"{path} has the codes of {folder.source}, not of {source}; {ANOTHER}")
+            if (shard_size, tuple(part)) != (folder.shard_size, folder.part):
+                i, n_parts = folder.part
+                raise MismatchError(
+                    f"{path} is part {i}/{n_parts} in shards of {folder.shard_size:,}; use the same or {ANOTHER}"
+                )
+            folder._clean()
+            return folder
+        with storage_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
+            names = {entry.name for entry in path.iterdir()} - {MANIFEST, LIST, SKIPPED, LOCK}
+        if foreign := sorted(name for name in names if not REPLACEABLE.fullmatch(name)):
+            raise UsageError(f"{path} contains other files ({foreign[0]}) and is not a codes folder; {ANOTHER}")
+        manifest = {"n_bits": n_bits, "model": model, "shard_size": shard_size, "source": source, "part": part}
+        folder = cls(path, manifest | {"list": {"n": 0, "columns": [], "sha256": ""}, "done": False, "shards": []})
+        folder._clean()
+        write_csv(path / SKIPPED, ("path", "reason"), ())
+        folder._commit()
+        return folder
+
+    def __len__(self) -> int:
+        return sum(shard.n for shard in self.shards)
+
+    def __iter__(self) -> Iterator[tuple[Codes, pa.Table]]:
+        return (shard.load() for shard in self.shards)
+
+    def concatenated(self) -> tuple[Codes, pa.Table]:
+        """All codes and all their images at once, for a folder that fits in memory."""
+        codes, items = zip(*self, strict=True)
+        return Codes.concatenate(codes), pa.concat_tables(items, promote_options="default")
+
+    def skipped(self) -> list[tuple[str, str]]:
+        """Images that have no code, each with its reason, sorted."""
+        try:
+            with (self.path / SKIPPED).open(encoding="utf-8", errors="replace", newline="") as file:
+                return [(row[0], row[1]) for row in list(csv.reader(file))[1:] if len(row) == 2]
+        except FileNotFoundError:
+            return []
+
+    def damaged(self) -> list[tuple[Shard, str]]:
+        """Shards whose files have changed since they were written, each with what is wrong."""
+        found = [(shard, shard.damage()) for shard in self.shards]
+        return [(shard, damage) for shard, damage in found if damage]
+
+    def verify(self) -> None:
+        """Read every file and compare its checksum."""
+        for shard in self.shards:
+            shard.require_whole()
+
+    def listed(self) -> pa.Table:
+        """All images to encode."""
+        if self._listed is None:
+            try:
+                table = pq.read_table(pa.BufferReader((self.path / LIST).read_bytes())).slice(0, self.list["n"])
+                table = table.select(self.list["columns"])
+            except (OSError, KeyError, pa.ArrowException) as error:
+                raise DataError(f"{self.path / LIST} cannot be read ({error}); {ANOTHER}") from error
+            if content_hash(table) != self.list["sha256"]:
+                raise DataError(f"{self.path / LIST} has changed since it was written; {ANOTHER}")
+            self._listed = table
+        return self._listed
+
+    def extend(self, given: pa.Table, skipped: Skipped = ()) -> int:
+        """Add the images of `given` whose paths are not listed, or that could not be read and have changed since.
+
+        Returns how many rows were added.
+        """
+        new = given
+        if self.list["n"]:
+            if content_hash(given) == self.list["sha256"]:
+                self._listed = given
+            listed = self.listed()
+            _require_same_places(listed, given, self.path)
+            known = pc.is_in(given["path"], value_set=listed["path"].combine_chunks())
+            again = pc.is_in(given["path"], value_set=pa.array(self._repaired(), pa.string()))
+            new = given.filter(pc.or_(pc.invert(known), again))
+            given = pa.concat_tables([listed, new], promote_options="default")
+        self._skip((), skipped)
+        if len(new) or not (self.path / LIST).exists():
+            self._write_list(given)
+        return len(new)
+
+    def _write_list(self, table: pa.Table) -> None:
+        table = table.combine_chunks().replace_schema_metadata(None)
+        _write(self.path / LIST, parquet(table))  # the manifest still names fewer rows or columns: the list only grows
+        facts = {"n": len(table), "columns": table.column_names, "sha256": content_hash(table)}
+        self._listed, self.list, self.done = table, facts, False
+        self._commit()
+
+    def _repaired(self) -> list[str]:
+        """Images that could not be read when their shard was made, and whose files have changed since."""
+        if not (skipped := self.skipped()):
+            return []
+        waiting = {path for rows in self.missing() for path in self.listed()["path"][rows].to_pylist()}
+        written = (self.path / SKIPPED).stat().st_mtime_ns
+        return [path for path, _ in skipped if path not in waiting and _changed_at(path) > written]
+
+    def missing(self) -> list[slice]:
+        """Ranges of rows that still need a shard."""
+        i, n_parts = self.part
+        if n_parts > 1:
+            there = {shard.start for shard in self.shards}
+            mine = blocks(self.list["n"], self.shard_size)[i - 1 :: n_parts]
+            return [rows for rows in mine if rows.start not in there]
+        found, end = [], 0
+        for start, stop in [*((shard.start, shard.stop) for shard in self.shards), (self.list["n"], 0)]:
+            found += [slice(end + rows.start, end + rows.stop) for rows in blocks(start - end, self.shard_size)]
+            end = stop
+        return found
+
+    def append(self, rows: slice, codes: Codes, items: pa.Table, skipped: Skipped = ()) -> None:
+        """Add the shard of these rows: codes and images of those that could be read, and the others."""
+        if codes.n_bits != self.n_bits:
+            raise MismatchError(f"{self.path} has codes of {self.n_bits} bits, these have {codes.n_bits}; {ANOTHER}")
+        if len(items) != len(codes):
+            raise DataError(f"{len(codes):,} codes and {len(items):,} images do not match; give one row per code")
+        shard = Shard(self.path, self.n_bits, rows.start, rows.stop, len(codes), "", "")
+        npy = io.BytesIO()
+        np.save(npy, np.ascontiguousarray(codes.packed))
+        codes_sha256 = _write(shard.files[0], npy.getvalue())
+        items_sha256 = _write(shard.files[1], parquet(_items(items)))
+        shard = replace(shard, codes_sha256=codes_sha256, items_sha256=items_sha256)
+        self._skip(items["path"].to_pylist(), skipped)
+        self.shards = sorted([*self.shards, shard], key=lambda shard: shard.start)
+        self._commit()
+
+    def add(self, codes: Codes, items: pa.Table | Sequence[str]) -> None:
+        """List images with their codes, as one shard; `items` is a table like that of a source, or a list of paths."""
+        table = items if isinstance(items, pa.Table) else pa.table({"path": pa.array(items, pa.string())})
+        before = self.list["n"]
+        self._write_list(pa.concat_tables([self.listed(), table], promote_options="default") if before else table)
+        self.append(slice(before, self.list["n"]), codes, table)
+
+    def drop(self, shards: Iterable[Shard]) -> None:
+        """Forget shards, to make them again."""
+        if dropped := set(shards):
+            self.shards = [shard for shard in self.shards if shard not in dropped]
+            self.done = False
+            self._commit()
+
+    def finish(self) -> None:
+        """Mark the folder as complete."""
+        if not self.done:
+            self.done = True
+            self._commit()
+
+    def _skip(self, read: Sequence[str], skipped: Skipped) -> None:
+        """Update skipped.csv: images that were read leave it, `skipped` ones enter it."""
+        before = dict(self.skipped())
+        now = {path: why for path, why in before.items() if path not in set(read)} | dict(skipped)
+        if now != before:
+            write_csv(self.path / SKIPPED, ("path", "reason"), sorted(now.items()))
+
+    def _commit(self) -> None:
+        names = ("n_bits", "model", "shard_size", "source", "part", "list", "done")
+        of_shard = ("start", "stop", "n", "codes_sha256", "items_sha256")
+        manifest = {"format": FORMAT, **{name: getattr(self, name) for name in names}}
+        manifest["shards"] = [{name: getattr(shard, name) for name in of_shard} for shard in self.shards]
+        sync(self.path)  # names of files first, then the manifest that names them
+        write_json(self.path / MANIFEST, manifest)
+        sync(self.path)
+
+    def _clean(self) -> None:
+        """Remove files left behind by a process that was killed."""
+        named = {file.name for shard in self.shards for file in shard.files}
+        with storage_errors(self.path):
+            for entry in self.path.iterdir():
+                if REPLACEABLE.fullmatch(entry.name) and entry.name not in named:
+                    entry.unlink(missing_ok=True)
+
+
+def write_codes(path: Path, codes: Codes, items: pa.Table, model: dict[str, str], source: str | None = None) -> None:
+    """Write codes that are in memory as a finished codes folder; an existing one is replaced."""
+    (path / MANIFEST).unlink(missing_ok=True)
+    folder = CodesFolder.create(path, n_bits=codes.n_bits, model=model, source=source)
+    folder.add(codes, items)
+    folder.finish()
+
+
+def open_together(paths: Sequence[Path | str]) -> list[CodesFolder]:
+    """Codes folders of one model, to be read together; a folder of parts (part-1-of-3, …) is opened as its parts."""
+    if not paths:
+        raise UsageError("no codes folder given; name at least one")
+    opened = []
+    for path in map(Path, paths):
+        parts = [] if CodesFolder.at(path) else path.glob("part-*-of-*")
+        found = [CodesFolder.open(part) for part in parts] or [CodesFolder.open(path)]
+        opened += sorted(found, key=lambda folder: folder.part)
+    for folder in opened[1:]:
+        if folder.n_bits != opened[0].n_bits:
+            raise MismatchError(
+                f"{opened[0].path} has codes of {opened[0].n_bits} bits, {folder.path} of {folder.n_bits};"
+                " encode both with one model"
+            )
+        ModelFolder.require_same(opened[0].model, folder.model, opened[0].path)
+    return opened
+
+
+def shards_in_order(folders: Sequence[CodesFolder]) -> list[Shard]:
+    """The shards of all folders, one folder after the other, except that parts of one list are merged in its order."""
+    lists: dict[Any, list[Shard]] = {}
+    for folder in folders:
+        whole = folder.part == (1, 1)
+        key = folder.path if whole else (folder.list["sha256"], folder.shard_size, folder.part[1])
+        lists.setdefault(key, []).extend(folder.shards)
+    return [shard for shards in lists.values() for shard in sorted(shards, key=lambda shard: shard.start)]
+
+
+def require_complete(folders: Sequence[CodesFolder]) -> None:
+    """Refuse folders whose encoding is not done, and parts of a list without the others."""
+    for folder in folders:
+        if not folder.done:
+            raise DataError(
+                f"{folder.path} is not finished, {len(folder.missing()):,} shards are missing; rerun the same hashlens"
+                " encode command to resume"
+            )
+        i, n_parts = folder.part
+        alike = [other for other in folders if other.part[1] == n_parts and other.source == folder.source]
+        if n_parts > 1 and len({other.list["sha256"] for other in alike}) > 1:
+            raise MismatchError(
+                f"the parts of {folder.source} were made from different lists of images; encode all of them again"
+            )
+        if lacking := sorted(set(range(1, n_parts + 1)) - {other.part[0] for other in alike}):
+            raise DataError(
+                f"{folder.path} is part {i}/{n_parts} of {folder.source}, and part {lacking[0]}/{n_parts} is not given;"
+                " give all parts together"
+            )
+
+
+def content_hash(table: pa.Table) -> str:
+    """sha256 of names and values: unlike that of a file, it does not depend on the library that wrote it."""
+    digest = hashlib.sha256(json.dumps(table.column_names).encode())
+    for rows in blocks(len(table), SHARD_SIZE):
+        for column in table.slice(rows.start, rows.stop - rows.start).columns:
+            digest.update(json.dumps(column.to_pylist()).encode())
+    return digest.hexdigest()
+
+
+def parquet(table: pa.Table) -> bytes:
+    """The contents of a Parquet file; equal tables give equal bytes, however they were put together."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.combine_chunks().replace_schema_metadata(None), sink, compression="zstd")
+    return sink.getvalue().to_pybytes()
+
+
+def _write(path: Path, content: bytes) -> str:
+    """Write a file atomically; returns its checksum."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _require_same_places(listed: pa.Table, given: pa.Table, where: Path) -> None:
+    """Refuse a tar file that has been rewritten: its images may no longer be at the recorded offsets."""
+    if "offset" not in listed.column_names or "offset" not in given.column_names:
+        return
+    found = pc.index_in(listed["path"], value_set=given["path"].combine_chunks())
+    for name in ("offset", "size"):
+        now = given[name].take(found)
+        if not pc.all(pc.fill_null(pc.equal(now, listed[name]), True)).as_py():
+            raise MismatchError(f"a tar file has changed since {where} was begun; {ANOTHER}")
+
+
+def _changed_at(path: str) -> int:
+    try:
+        return Path(path).stat().st_ctime_ns
+    except (OSError, ValueError):
+        return 0
+
+
+def _items(table: pa.Table) -> pa.Table:
+    """The columns of a shard in their order and types."""
+    columns = {"path": table["path"].cast(pa.string())}
+    if "labels" in table.column_names:
+        columns["labels"] = table["labels"].cast(pa.list_(pa.string()))
+    for name in ("size", "mtime"):
+        known = name in table.column_names
+        columns[name] = table[name].cast(pa.int64()) if known else pa.nulls(len(table), pa.int64())
+    return pa.table(columns)

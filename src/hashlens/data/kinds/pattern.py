@@ -1,0 +1,40 @@
+"""A pattern such as "photos/**/*.jpg", sorted, labelled by the folders below where it starts; or one image."""
+
+from __future__ import annotations
+
+import glob
+import os
+from pathlib import Path
+
+from hashlens.data.kinds.folder import EXTENSIONS, class_of
+from hashlens.data.sources import Asked, Kind, Source, source_of_files
+from hashlens.errors import DataError
+
+
+def _open(asked: Asked) -> Source:
+    if asked.path.is_file():
+        return source_of_files(asked.path.stem, Path.cwd(), [asked.path.as_posix()])
+    found = {Path(path).as_posix() for path in expand(str(asked.path)) if path.lower().endswith(EXTENSIONS)}
+    if not found:
+        raise DataError(f"no image matches {asked.text} (looked for {' '.join(EXTENSIONS)}); check the pattern")
+    names, start = sorted(found), fixed_part(asked.path)
+    labels = [class_of(os.path.relpath(name, start).replace(os.sep, "/")) for name in names]
+    return source_of_files(start.resolve().name, Path.cwd(), names, labels)
+
+
+def expand(pattern: str) -> list[str]:
+    return glob.glob(pattern, recursive=True)  # noqa: PTH207 - pathlib's takes hidden files too
+
+
+def fixed_part(pattern: Path) -> Path:
+    """The folder that a pattern starts in: photos for photos/**/*.jpg."""
+    parts = pattern.parts
+    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    return Path(*parts[:fixed])
+
+
+KIND = Kind(
+    matches=lambda text, path: path.is_file() or glob.has_magic(text),
+    open=_open,
+    labelling="give a table (.csv) with the columns path and label, or a pattern over class folders: photos/*/*.jpg",
+)

@@ -1,0 +1,99 @@
+"""Tar files: their images in order, labelled by the first folder inside, like a folder.
+
+One file, a pattern, or a range such as "shards/{00000..00999}.tar". A name inside a tar file is never used as a path.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from hashlens.data.images import INSIDE
+from hashlens.data.kinds.folder import EXTENSIONS, class_of
+from hashlens.data.kinds.pattern import expand
+from hashlens.data.sources import Asked, Kind, Source, source_of_files
+from hashlens.errors import DataError, UsageError
+from hashlens.files import shown
+
+BLOCK = 512  # of tar files
+
+
+def _open(asked: Asked) -> Source:
+    paths = _expand(asked.path.as_posix())
+    absent = [path for path in paths if not Path(path).is_file()]
+    if absent or not paths:
+        which = f"{len(absent):,} of {len(paths):,} are missing, first {absent[0]}" if absent else "nothing matches"
+        raise DataError(f"cannot find the tar files {asked.text} ({which}); check the pattern or the range")
+    names: list[str] = []
+    labels: list[list[str]] = []
+    facts: list[tuple[int, int, int]] = []
+    skipped: list[tuple[str, str]] = []
+    root = Path(os.path.commonpath([Path(path).absolute().parent for path in paths]))
+    for path in (Path(path).absolute().relative_to(root).as_posix() for path in paths):
+        try:
+            for member in members(root / path):
+                name = f"{path}{INSIDE}{member.name}"
+                if not member.isreg():
+                    skipped.append((shown(name), "a link; give the file itself"))
+                    continue
+                names.append(name)
+                labels.append(class_of(member.name.removeprefix("./")))
+                facts.append((member.offset_data, min(member.size, 2**62), _nanoseconds(member.mtime)))
+        except (tarfile.TarError, OSError, ValueError) as error:
+            skipped.append((path, f"the rest of this tar file cannot be read ({error})"))
+    if not names:
+        raise DataError(f"no images in {asked.text}{f' ({skipped[0][1]})' if skipped else ''}; check the tar files")
+    places = dict(zip(("offset", "size", "mtime"), np.array(facts, np.int64).T, strict=True))
+    name = Path(paths[0]).stem if len(paths) == 1 else root.name
+    return source_of_files(name, root, names, labels, skipped=skipped, **places)
+
+
+def _expand(pattern: str) -> list[str]:
+    """Ranges of numbers such as {00000..00999}, then patterns.
+
+    >>> _expand("a{08..10}.tar")
+    ['a08.tar', 'a09.tar', 'a10.tar']
+    """
+    span = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
+    if span is None:
+        return sorted(expand(pattern)) if glob.has_magic(pattern) else [pattern]
+    first, last = span.groups()
+    if int(last) < int(first):
+        raise UsageError(f"the range {span[0]} is empty; write the smaller number first")
+    numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+    return [path for n in numbers for path in _expand(pattern[: span.start()] + n + pattern[span.end() :])]
+
+
+def members(path: Path | str) -> Iterator[tarfile.TarInfo]:
+    """Image members; an error where the file is damaged, which tarfile would take for its end."""
+    with tarfile.open(path, "r:") as archive:
+        last = -1
+        while (member := archive.next()) is not None:
+            if member.size < 0 or member.offset <= last:  # otherwise it would be read forever
+                raise tarfile.ReadError("a header is damaged")
+            last = member.offset
+            archive.members.clear()  # type: ignore[attr-defined] # otherwise it keeps all of them
+            if (member.isreg() or member.islnk() or member.issym()) and member.name.lower().endswith(EXTENSIONS):
+                yield member
+        end = archive.offset
+    with Path(path).open("rb") as file:
+        file.seek(end)
+        if any(file.read(BLOCK)):  # a whole file ends with zeros
+            raise tarfile.ReadError("a header is damaged")
+
+
+def _nanoseconds(mtime: float) -> int:
+    return int(min(max(0, mtime), 2**33) * 1e9)  # a header can claim any time, even NaN
+
+
+KIND = Kind(
+    matches=lambda text, path: text.endswith(".tar"),
+    open=_open,
+    labelling="put each class in a folder of its own inside the tar files, as cats/1.jpg and dogs/2.jpg",
+)

@@ -1,0 +1,407 @@
+"""Opens sources: everything a command accepts as images becomes a Source with images, labels and a split if it has one.
+
+SOURCES lists the kinds in the order in which they are tried; the module of the same name in data/kinds says what it
+matches and opens it. Opening decodes nothing; training adds `readable`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hashlens.errors import DataError, StorageError, UsageError
+from hashlens.files import cache_dir, expanded, is_utf8, shown, write_text
+
+if TYPE_CHECKING:  # not imported at run time, so that `hashlens --help` is quick
+    import pyarrow as pa
+
+    from hashlens.data.images import Images
+    from hashlens.data.labels import Labels
+    from hashlens.data.protocols import Protocol
+
+SOURCES = {
+    "cifar10": "cifar10",
+    "digits": "digits",
+    "huggingface": "a saved Hugging Face dataset",
+    "nuswide": "the folder of NUS-WIDE",
+    "mirflickr": "the folder of MIRFLICKR-25K",
+    "folder": "a folder (labelled by its class folders)",
+    "tar": 'tar files ("shards/{000..099}.tar")',
+    "table": "a table (.csv, .tsv, .parquet) of paths and labels",
+    "features": "a file of features (.npy) for train and compare",
+    "list": "a list of paths (.txt, or - for standard input)",
+    "pattern": 'a pattern ("photos/**/*.jpg") or one image',
+}
+
+Progress = Callable[[str], object]  # called with one line of text, like print
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Column names of a table or a Hugging Face dataset that differ from the defaults."""
+
+    path: str | None = None
+    labels: str | None = None
+    split: str | None = None
+    separator: str | None = None  # between the labels of one image; None: | or ;
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `Kind.open` is given."""
+
+    text: str
+    path: Path
+    labelled: bool
+    columns: Columns
+    from_file: str | os.PathLike[str] | None
+    quirk: str | None
+    say: Progress
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What each module of data/kinds exports as KIND."""
+
+    matches: Callable[[str, Path], bool]
+    open: Callable[[Asked], Source]
+    labelling: str = ""  # how to give labels to images of this kind
+    protocol: str = "split"  # its usual split
+    named: bool = False  # opened by its name; a folder of that name is written ./cifar10
+    takes: tuple[str, ...] = ()  # which of columns, from_file and quirk it understands
+
+
+class Source:
+    """Images and their labels, row by row.
+
+    `table` has a row per image: `path` (absolute; `/shards/0.tar::cats/1.jpg` inside a tar file, `cifar10/00017` for
+    images in memory), and, if known, `labels` (a list of strings), `split`, and for tar files `offset`, `size` and
+    `mtime`. `images` reads the same rows; `labels` is None if no image has one; `skipped` lists (image, reason).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        images: Images,
+        labels: Labels | None = None,
+        skipped: Sequence[tuple[str, str]] = (),
+        notes: Sequence[str] = (),
+        split: Protocol | None = None,
+        *,
+        table: pa.Table | None = None,
+        classes: tuple[str, ...] | None = None,
+        multi: bool = False,
+    ):
+        if labels is not None and len(images) != len(labels):
+            raise DataError(f"{name} has {len(images):,} images and {len(labels):,} labels; give one row per image")
+        self.name, self.images, self.skipped, self.notes = name, images, list(skipped), list(notes)
+        self.classes = classes if labels is None else labels.names  # None: the labels that occur
+        self.multi = multi if labels is None else labels.multi  # whether an image may have several labels
+        self.kind, self.address, self.labelled = "", name, False
+        # what is not given is derived on first use
+        self.__dict__ |= {k: v for k, v in {"table": table, "labels": labels, "split": split}.items() if v is not None}
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @cached_property
+    def table(self) -> pa.Table:
+        paths = self.images.paths() if hasattr(self.images, "paths") else list(map(str, range(len(self))))
+        return make_table(paths, None if self.labels is None else self.labels.sets())
+
+    @cached_property
+    def labels(self) -> Labels:  # or None; typed for the usual case that labels are required
+        from hashlens.data.labels import Labels
+
+        sets = self._column("labels")
+        return Labels.of_sets(sets, self.classes, self.multi) if sets else None  # type: ignore[return-value]
+
+    @cached_property
+    def split(self) -> Protocol | None:
+        """The split that came with the images."""
+        from hashlens.data.protocols import given_split
+
+        words = self._column("split")
+        return given_split(words, self.name) if words else None
+
+    def _column(self, name: str) -> list[Any] | None:
+        table = self.__dict__.get("table")
+        return table[name].to_pylist() if table is not None and name in table.column_names else None
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        lines = [*self.notes, *(_label_warnings(self.labels) if self.labelled else [])]
+        for reason, count in Counter(reason.split(";")[0] for _, reason in self.skipped).items():
+            first = next(name for name, other in self.skipped if other.split(";")[0] == reason)
+            lines.append(f"images left out, {reason}: {count:,}, first {first}")
+        return lines
+
+    def reader(self, table: pa.Table) -> Images:
+        """The images of a table: some rows of ours, or an older list of the same files."""
+        from hashlens.data.images import FileImages
+
+        if isinstance(self.images, FileImages):
+            return FileImages.of(table)
+        import pyarrow.compute as pc
+
+        rows = pc.index_in(table["path"], value_set=self.table["path"].combine_chunks())
+        if rows.null_count:
+            gone = table["path"].filter(pc.is_null(rows))[0]
+            raise DataError(f"{self.address} no longer has {gone}; choose another --out")
+        return self.images[rows.to_numpy()]
+
+    def skipped_paths(self) -> list[tuple[str, str]]:
+        """`skipped` with absolute paths."""
+        root = getattr(self.images, "root", None)
+        return [((root / name).as_posix() if root else name, why) for name, why in self.skipped]
+
+    def without(self, reasons: dict[int, str]) -> Source:
+        """All rows but these, which are added to `skipped`."""
+        import numpy as np
+
+        keep = np.setdiff1d(np.arange(len(self)), list(reasons))
+        rest = copy(self)
+        rest.images, rest.table = self.images[keep], self.table.take(keep)
+        rest.skipped = [*self.skipped, *((self.images.names[row], why) for row, why in sorted(reasons.items()))]
+        rest.notes = list(self.notes)
+        for derived in ("labels", "split", "warnings"):
+            rest.__dict__.pop(derived, None)
+        return rest
+
+
+def open_source(
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    labels: Literal["required", "optional"] = "required",
+    columns: Columns | None = None,
+    from_file: str | os.PathLike[str] | None = None,
+    quirk: str | None = None,
+    progress: Progress | None = None,
+) -> Source:
+    """Open anything of SOURCES, or a sequence of paths.
+
+    Parameters
+    ----------
+    labels : "required" refuses a source without labels and leaves out images that lack one.
+    from_file : an archive of CIFAR-10 that was downloaded by hand.
+    quirk : "transposed-test-batch": CIFAR-10 with its test batch mirrored along the diagonal, as in the authors' code.
+    """
+    from hashlens.data.kinds.list import open_paths
+
+    labelled, say = labels == "required", progress or (lambda line: None)
+    if not isinstance(source, str | os.PathLike):
+        asked = Asked("the list", Path(), labelled, Columns(), None, None, say)
+        return _finish(open_paths([os.fspath(path) for path in source], asked), "list", labelled)
+    text = os.fspath(source)
+    typed = text if isinstance(source, str) else f"./{text}"  # a Path is a file or folder even if it is called cifar10
+    asked = Asked(typed, expanded(source), labelled, columns or Columns(), from_file, quirk, say)
+    name = next((name for name in SOURCES if kind_named(name).matches(typed, asked.path)), None)
+    if name is None:
+        named = [name for name in SOURCES if kind_named(name).named]
+        close = difflib.get_close_matches(Path(text).name, named, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"give {', '.join(SOURCES.values())}"
+        raise DataError(f"{text} not found; {hint}")
+    kind = kind_named(name)
+    options = {"columns": columns != Columns() and columns, "from_file": from_file, "quirk": quirk}
+    for option, value in options.items():
+        if value and option not in kind.takes:
+            takers = [name for name in SOURCES if option in kind_named(name).takes]
+            raise UsageError(f"{option} can only be given for {' and '.join(takers)}, not for {text}; leave it out")
+    found = kind.open(asked)
+    found.address = absolute(source)
+    return _finish(found, name, labelled)
+
+
+def kind_named(name: str) -> Kind:
+    return import_module(f"hashlens.data.kinds.{name}").KIND
+
+
+def absolute(source: str | os.PathLike[str]) -> str:
+    """The name of the same source from any folder."""
+    if source == "-" or (isinstance(source, str) and source in SOURCES and kind_named(source).named):
+        return str(source)
+    return expanded(source).absolute().as_posix()
+
+
+def _finish(source: Source, kind: str, labelled: bool) -> Source:
+    source.kind, source.labelled = kind, labelled
+    return _require_labels(source) if labelled else source
+
+
+def _require_labels(source: Source) -> Source:
+    """Refuse labels that cannot be learned from; leave out images without one if the others have one each."""
+    how = kind_named(source.kind).labelling
+    if source.labels is None:
+        raise DataError(f"{source.address} has {len(source):,} images but no labels, which are needed here; {how}")
+    if not source.multi and source.labels.multi:  # some images have no label
+        values, n = source.labels.values, len(source) + len(source.skipped)
+        source = source.without({row: "no label" for row in range(len(source)) if not values[row].any()})
+        _require_most(source.skipped, n, source.address, f"label them: {how}")
+    if source.labels.n_classes < 2:
+        raise DataError(
+            f"only one class found in {source.address}: {source.labels.names[0]} with {len(source):,} images; learning"
+            " needs two or more, so add images of a second class"
+        )
+    return source
+
+
+def _label_warnings(labels: Labels) -> list[str]:
+    lines = []
+    single = [name for name, count in zip(labels.names, labels.counts(), strict=True) if count == 1]
+    if single:
+        names = ", ".join(single[:5]) + (", …" if len(single) > 5 else "")
+        verb = "class has" if len(single) == 1 else "classes have"
+        lines.append(f"{len(single):,} {verb} a single image ({names}), to which no training image is similar")
+    unlabelled = int((~labels.values.any(axis=1)).sum()) if labels.multi else 0
+    if unlabelled:
+        lines.append(f"images without a label: {unlabelled:,}; they are searched, but nothing is relevant to them")
+    return lines
+
+
+def _require_most(skipped: Sequence[tuple[str, str]], n: int, where: str, advice: str) -> None:
+    """Refuse a source if more than half of its images cannot be used: it is surely not what was meant."""
+    if 2 * len(skipped) > n:
+        reasons = Counter(reason.split(";")[0] for _, reason in skipped).most_common(3)
+        raise DataError(
+            f"{len(skipped):,} of {n:,} images in {where} cannot be used"
+            f" ({', '.join(f'{count:,} {reason}' for reason, count in reasons)}; first: {skipped[0][0]}); {advice}"
+        )
+
+
+def make_table(
+    paths: Sequence[str],
+    labels: Sequence[Sequence[str]] | None = None,
+    split: Sequence[str] | None = None,
+    **facts: Any,
+) -> pa.Table:
+    """The table of a source; `facts` are more columns."""
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {"path": pa.array(paths, pa.string())}
+    if labels is not None and any(labels):
+        columns["labels"] = pa.array(labels, pa.list_(pa.string()))
+    if split is not None:
+        columns["split"] = pa.array(split, pa.string())
+    return pa.table(columns | {name: pa.array(values) for name, values in facts.items()})
+
+
+def source_of_files(
+    name: str,
+    root: Path,
+    names: Sequence[str],
+    labels: Sequence[Sequence[str]] | None = None,
+    split: Sequence[str] | None = None,
+    *,
+    skipped: Sequence[tuple[str, str]] = (),
+    notes: Sequence[str] = (),
+    classes: tuple[str, ...] | None = None,
+    **facts: Any,
+) -> Source:
+    """A source of files below `root`; names that are not UTF-8 are skipped because no table can hold them."""
+    from hashlens.data.images import FileImages
+
+    root = root.absolute()
+    good = [row for row, path in enumerate(names) if is_utf8(path)]
+    if len(good) < len(names):
+        bad = [shown(path) for path in names if not is_utf8(path)]
+        if not good:
+            raise DataError(f"none of the {len(bad):,} image names is UTF-8 (first: {bad[0]}); rename them")
+        skipped = [*skipped, *((path, "name is not UTF-8") for path in bad)]
+        names, labels = [names[row] for row in good], labels and [labels[row] for row in good]
+        split = split and [split[row] for row in good]
+        facts = {fact: values[good] for fact, values in facts.items()}
+    table = make_table([(root / path).as_posix() for path in names], labels, split, **facts)
+    images, multi = FileImages.of(table, root), any(len(some) > 1 for some in labels or ())
+    return Source(name, images, None, skipped, notes, table=table, classes=classes, multi=multi or bool(classes))
+
+
+def make_protocol(source: Source, name: str | None = None, seed: int = 0) -> Protocol:
+    """Split a source by the protocol of that name.
+
+    The default is the split that came with the images, else the usual one of that kind of source: setting 1 of the
+    paper for CIFAR-10 and NUS-WIDE, "mirflickr" for MIRFLICKR-25K, "split" for anything else.
+    """
+    from hashlens.data.protocols import PROTOCOLS, unlabelled
+
+    if source.split is not None and name in (None, source.split.name):
+        protocol = source.split
+    elif source.labels is None:
+        protocol = unlabelled(len(source))
+    else:
+        name = name or (kind_named(source.kind).protocol if source.kind else "split")
+        if name not in PROTOCOLS:
+            what = f"{source.name} has no split of its own" if name == "given" else f"unknown protocol {name!r}"
+            raise UsageError(f"{what}; choose one of {', '.join(PROTOCOLS)}")
+        protocol = PROTOCOLS[name](source.labels, seed)
+    protocol.check(len(source))
+    return protocol
+
+
+def readable(source: Source, progress: Progress | None = None, again: bool = False) -> Source:
+    """The source without the images that cannot be decoded, so that none can stop a run halfway.
+
+    Good files are remembered in the cache and not decoded again, unless `again`, until their size or times change.
+    """
+    from hashlens.data.images import MAX_PIXELS, FileImages
+    from hashlens.machine import blocks, work_ahead
+
+    images, say = source.images, progress or (lambda line: None)
+    if images.in_memory:
+        return source
+    marks = images.marks() if isinstance(images, FileImages) else None
+    rules = f"{getattr(images, 'root', '')}\0{MAX_PIXELS}"
+    memory = cache_dir() / "readable" / f"{hashlib.sha256(os.fsencode(rules)).hexdigest()[:32]}.json"
+    known = _recall(memory) if marks and not again else {}
+    unsure = [row for row in range(len(images)) if not marks or known.get(images.names[row]) != marks[row]]
+    if not unsure:
+        return source
+    say(f"checking {len(unsure):,} images in {source.address}")
+
+    def examine(part: slice) -> list[str | None]:
+        return [images.why_unreadable(row) for row in unsure[part]]
+
+    reasons: dict[int, str] = {}
+    n_seen, last_said = 0, time.monotonic()
+    for found in work_ahead(examine, blocks(len(unsure), 32)):
+        for row, why in zip(unsure[n_seen : n_seen + len(found)], found, strict=True):
+            if why:
+                reasons[row] = why
+            elif marks:
+                known[images.names[row]] = marks[row]
+        n_seen += len(found)
+        if time.monotonic() - last_said > 2:
+            say(f"checked {n_seen:,} of {len(unsure):,}, {len(reasons):,} unreadable")
+            last_said = time.monotonic()
+    if marks and len(reasons) < len(unsure):
+        try:
+            write_text(memory, json.dumps(known, separators=(",", ":")))
+        except StorageError as error:
+            say(f"the result of the check is not cached: {error}")
+    if not reasons:
+        return source
+    rest = source.without(reasons)
+    new = rest.skipped[len(source.skipped) :]
+    _require_most(new, len(images), source.address, "repair or remove them, or check that this is the right source")
+    if not source.labelled:
+        return rest
+    gone = sorted(set(source.labels.names) - set(rest.labels.names))
+    rest.notes += [f"class {name!r} has no readable image and is left out" for name in gone]
+    return _require_labels(rest)
+
+
+def _recall(memory: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads(memory.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):  # none yet, or damaged: then all are checked
+        return {}

@@ -1,0 +1,64 @@
+"""Thumbnails of the images of an index.
+
+Only files in the folders that the index was made from are opened: the common folders of the paths of each part. A link
+that leads out of them is not followed.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PIL import Image
+
+from hashlens.data.images import INSIDE, MAX_BYTES, decode, quiet_pillow
+from hashlens.data.kinds.tar import members
+
+if TYPE_CHECKING:
+    from hashlens.index.catalog import Catalog
+
+
+def thumbnail(index: Catalog, path: str, size: int, moved_to: Path | None = None) -> Image.Image | None:
+    """The whole image, shrunk to fit a square of `size`; None if it is missing or not readable.
+
+    If the images were moved, `moved_to` is where the folder common to all of them is now.
+    """
+    try:
+        with quiet_pillow():
+            image = decode(_file(index.roots, path, moved_to), at_least=size)[0].copy()
+    except Exception:  # Pillow raises nearly anything on a damaged file
+        return None
+    image.thumbnail((size, size), Image.Resampling.BICUBIC)
+    return image
+
+
+def _file(roots: list[str], path: str, moved_to: Path | None) -> Path | io.BytesIO:
+    before, inside, member = path.partition(f".tar{INSIDE}")
+    file = f"{before}.tar" if inside else path
+    if moved_to is not None:
+        file = os.fspath(moved_to / os.path.relpath(file, os.path.commonpath(roots)))
+        roots = [os.fspath(moved_to)]
+    place = Path(file).resolve()
+    if not place.is_file() or not any(place.is_relative_to(Path(root).resolve()) for root in roots):
+        raise FileNotFoundError(path)
+    if not inside:
+        return place
+    offset, n_bytes = _members(place)[member]
+    with place.open("rb") as opened:
+        opened.seek(offset)
+        return io.BytesIO(opened.read(min(n_bytes, MAX_BYTES)))
+
+
+@lru_cache(4)
+def _members(archive: Path) -> dict[str, tuple[int, int]]:
+    """Where in a tar file each image begins, and its bytes."""
+    places = {}
+    with suppress(tarfile.TarError, OSError, EOFError):  # what comes before damage is still readable
+        for member in members(str(archive)):
+            places[member.name] = member.offset_data, member.size
+    return places

@@ -1,0 +1,203 @@
+"""Extractor: uint8 images (b, size, size, 3) in, float32 rows out, by a network or as GIST.
+
+Nothing between an image and its code is rounded below float32, and the values of an image do not depend on the images
+beside it: kernels that choose their order of summation by the number of rows are always given the same number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hashlens.errors import DataError, UsageError, require
+from hashlens.features.cache import kept
+from hashlens.machine import blocks, one_blas_thread, work_ahead
+from hashlens.progress import Progress
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hashlens.data.images import Images
+
+GIST = "gist"
+DEEP = "efficientnet-lite0"  # what "deep" stands for
+BATCH = {"cpu": 8, "cuda": 256}  # images per batch; larger ones fall out of the CPU's caches
+
+Forward = Callable[[np.ndarray], np.ndarray]
+
+
+class Extractor:
+    """A function from uint8 batches to float32 outputs that several threads may call at once.
+
+    `make` builds it when it is first needed: a cached result needs only `key`, the hash of everything the outputs
+    depend on. With a `stem`, its outputs are the input: the part of a network that several models share.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Forward],
+        size: int,
+        key: Callable[[], str],
+        *,
+        stem: Extractor | None = None,
+        batch: int = BATCH["cpu"],
+        module: nn.Module | None = None,
+    ):
+        self.size, self.stem, self.batch = size, stem, batch
+        self.module = module  # the network, where there is one, for whoever exports it
+        self._make, self._key = make, key
+
+    @classmethod
+    def of_network(cls, module: Any, size: int, *, cut: int = 0, device: str = "auto") -> Extractor:
+        """The outputs of a network that takes uint8 images; its first `cut` modules are the stem."""
+        require("torch", why="a network")
+        from hashlens.features.networks.inference import choose_device
+
+        device = choose_device(device)
+        stem = cls.of_network(module[:cut], size, device=device) if cut else None
+
+        def make() -> Forward:
+            from hashlens.features.networks.inference import forward_function, prepare_cpu
+
+            prepare_cpu()
+            blank = np.zeros((1, size, size, 3), np.uint8)
+            return forward_function(module[cut:], blank if stem is None else stem(blank), device)
+
+        def key() -> str:
+            digest = hashlib.sha256(f"{size} {device} {module}".encode())
+            for name, value in sorted(module.state_dict().items()):
+                digest.update(name.encode() + value.cpu().numpy().tobytes())
+            if {type(m).__module__.partition(".")[0] for m in module.modules()} - {"torch", "hashlens"}:
+                digest.update(found.probe.tobytes())  # the code of its forward may have been edited
+            return digest.hexdigest()
+
+        found = cls(make, size, key, stem=stem, batch=BATCH[device], module=module)
+        return found
+
+    @cached_property
+    def forward(self) -> Forward:
+        """What turns a batch, or the outputs of the stem for it, into outputs."""
+        return self._make()
+
+    @cached_property
+    def key(self) -> str:
+        return self._key()
+
+    @cached_property
+    def probe(self) -> np.ndarray:
+        """Eight numbers that mix all outputs for two fixed images: they tell networks with other outputs apart."""
+        rng = np.random.default_rng(0)
+        outputs = self(rng.integers(0, 256, (2, self.size, self.size, 3), np.uint8)).ravel()
+        return rng.standard_normal((8, len(outputs)), np.float32) @ outputs / np.sqrt(len(outputs))
+
+    def gives(self, probe: np.ndarray | None) -> bool:
+        """Whether `probe` is that of this extractor, perhaps on another machine, which rounds differently."""
+        return probe is not None and np.allclose(self.probe, probe, rtol=0, atol=1e-3 * np.abs(probe).max())
+
+    def __call__(self, batch: np.ndarray) -> np.ndarray:
+        return self.forward(batch if self.stem is None else self.stem(batch))
+
+    def cached(
+        self,
+        images: Images,
+        *,
+        flip: bool = False,
+        dtype: type[np.floating] = np.float32,
+        what: str = "features",
+        progress: Progress | None = None,
+    ) -> np.ndarray:
+        """Outputs for all images, (n, ...), computed once and mapped from the cache.
+
+        Whatever leads to a code is float32. float16, with its 11 bits, does for maps that a network is trained on.
+        """
+        if len(images) == 0:
+            raise DataError("no images given; give at least one")
+        settings = f"{self.key} {flip} {np.dtype(dtype)} {images.fingerprint()}"
+        key = hashlib.sha256(settings.encode()).hexdigest()[:32]
+
+        def outputs(rows: slice) -> tuple[slice, np.ndarray]:
+            batch = images.read(np.arange(rows.start, rows.stop), self.size)
+            found = self(mirrored(batch) if flip else batch)
+            if np.abs(found).max(initial=0) > np.finfo(dtype).max:
+                raise DataError("the outputs of the frozen blocks are too large to be kept; use --frozen-blocks 0")
+            return rows, found
+
+        def batches() -> Iterator[tuple[slice, np.ndarray]]:
+            _ = self.forward  # built here, once, and not in each thread
+            with one_blas_thread():
+                yield from work_ahead(outputs, blocks(len(images), self.batch))
+
+        what += " of mirrored images" if flip else ""
+        return kept(key, len(images), batches(), dtype, what=what, progress=progress)
+
+
+def extractor(kind: str) -> Extractor:
+    """Fixed features: "gist", "deep", or a pretrained network, perhaps with an image size: "resnet50@112"."""
+    if kind == GIST:
+        require("scipy", "threadpoolctl", why="GIST")
+        from hashlens.features.gist import SIZE, VERSION, describe
+
+        return Extractor(lambda: describe, SIZE, lambda: f"{GIST} {VERSION} {SIZE}")
+    require("torch", why=f"a model on {kind} features (unless it is exported)")
+    import torch
+
+    from hashlens.features.networks import build_blocks
+
+    backbone, size = feature_size(kind)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # a network without published weights gives the same features each time
+        return Extractor.of_network(build_blocks(backbone).eval(), size)
+
+
+def image_features(images: Images, kind: str, *, progress: Progress | None = None) -> np.ndarray:
+    """Fixed features (n, d) float32, computed once and kept in the cache."""
+    return extractor(kind).cached(images, progress=progress)
+
+
+def backbone_of(kind: str) -> str:
+    return DEEP if kind == "deep" else kind
+
+
+def feature_size(kind: str) -> tuple[str, int]:
+    """The network that makes features of this kind, and the size of its input images.
+
+    >>> feature_size("resnet50"), feature_size("resnet50@112")
+    (('resnet50', 144), ('resnet50', 112))
+    """
+    from hashlens.features.networks import network_info
+
+    given = re.fullmatch(r"(.+)@(\d+)", backbone_of(kind))
+    backbone = given[1] if given else backbone_of(kind)
+    info = network_info(backbone)
+    size = int(given[2]) if given else info.size
+    if not 8 <= size <= 4096:
+        raise UsageError(f"the image size for features must be between 8 and 4,096 pixels, got {size}")
+    return backbone, size
+
+
+def is_features(X: Any) -> bool:
+    """Whether X is rows of numbers and not images."""
+    return (isinstance(X, np.ndarray) and X.ndim == 2) or hasattr(X, "toarray")  # a sparse matrix has that
+
+
+def mirrored(batch: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(batch[:, :, ::-1])
+
+
+def in_blocks(function: Forward, rows: np.ndarray, n: int) -> np.ndarray:
+    """function(rows), always given exactly n rows: the last block is filled up with copies of its last row.
+
+    The order of summation of a matrix product depends on the number of rows, but not on the place of a row.
+    """
+    found = []
+    for part in blocks(len(rows), n):
+        block = rows[part]
+        if len(block) < n:
+            block = np.concatenate([block, np.repeat(block[-1:], n - len(block), axis=0)])
+        found.append(function(block)[: part.stop - part.start])
+    return found[0] if len(found) == 1 else np.concatenate(found)

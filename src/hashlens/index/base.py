@@ -1,0 +1,160 @@
+"""The contract of every index: codes in, their nearest neighbours out, in memory, in a folder or in an engine.
+
+Results are ordered by (distance, id), a radius includes its end, an id is added once, and rows with fewer than k
+results are padded with -1. Without ids, codes get those that follow the highest. `Index` checks what it is asked and
+pads what it answers; a subclass knows how to insert, delete, find and look up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hashlens.codes import Codes
+from hashlens.codes.hamming import require_same_bits
+from hashlens.errors import DataError, MismatchError, UsageError
+
+Found = tuple[np.ndarray, np.ndarray]  # distances int32 and ids int64 of one query, ordered by (distance, id)
+
+
+class Index:
+    exact = True
+
+    def __init__(self, n_bits: int):
+        self.n_bits = n_bits
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def add(self, codes: Codes, ids: Any = None) -> np.ndarray:
+        """Add codes under these ids, or under those that follow the highest; returns the ids."""
+        self._require(codes)
+        if ids is None:
+            following = self._highest() + 1
+            added = np.arange(following, following + len(codes))
+        else:
+            added = _check_ids(ids, len(codes))
+        if len(codes):
+            self._insert(codes, added)
+        return added
+
+    def remove(self, ids: Any) -> int:
+        """Remove these ids; returns how many of them were in the index."""
+        ids = _ascending(ids)
+        return self._delete(ids) if len(ids) else 0
+
+    def contains(self, ids: Any) -> np.ndarray:
+        """Those of these ids that are in the index, ascending."""
+        ids = _ascending(ids)
+        return self._contains(ids) if len(ids) else ids
+
+    def search(self, codes: Codes, k: int, *, among: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """The nearest k of each query: distances (q, k) int32 and ids (q, k) int64; only `among` these ids."""
+        self._require(codes)
+        require_k(k)
+        distances = np.full((len(codes), k), -1, np.int32)
+        ids = np.full((len(codes), k), -1, np.int64)
+        among = None if among is None else _ascending(among)
+        if len(codes) and (among is None or len(among)):
+            self._nearest(codes, k, among, distances, ids)
+        return distances, ids
+
+    def within(self, codes: Codes, radius: int, *, among: Any = None) -> list[Found]:
+        """For each query the distances and ids of all codes at most `radius` away."""
+        self._require(codes)
+        require_radius(radius)
+        among = None if among is None else _ascending(among)
+        if not len(codes) or (among is not None and not len(among)):
+            return [ordered([], [])] * len(codes)
+        return self._within(codes, min(radius, self.n_bits), among)
+
+    def flush(self) -> None:
+        """What was added or removed is stored permanently when this returns."""
+
+    def close(self) -> None:
+        """Release files and connections."""
+
+    def _highest(self) -> int:
+        """The highest id, or one less than the first to be given."""
+        raise NotImplementedError
+
+    def _insert(self, codes: Codes, ids: np.ndarray) -> None:
+        """All of them, or none if an id is taken."""
+        raise NotImplementedError
+
+    def _delete(self, ids: np.ndarray) -> int:
+        raise NotImplementedError
+
+    def _contains(self, ids: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def _nearest(self, codes: Codes, k: int, among: np.ndarray | None, distances: np.ndarray, ids: np.ndarray) -> None:
+        """Write the nearest k of each query to the first places of its row, as many as there are."""
+        raise NotImplementedError
+
+    def _within(self, codes: Codes, radius: int, among: np.ndarray | None) -> list[Found]:
+        raise NotImplementedError
+
+    def _require(self, codes: Codes) -> None:
+        if not isinstance(codes, Codes):
+            raise UsageError(f"an index takes Codes, got {type(codes).__name__}; make them with Codes.from_relaxed")
+        if codes.n_bits != self.n_bits:
+            raise MismatchError(
+                f"the index holds codes of {self.n_bits} bits, these have {codes.n_bits}; encode with the same model"
+            )
+        require_same_bits(codes, codes)
+
+
+def require_k(k: int) -> None:
+    if k < 1:
+        raise UsageError(f"k must be >= 1, got {k}")
+
+
+def require_radius(radius: int) -> None:
+    if radius < 0:
+        raise UsageError(f"radius must be >= 0, got {radius}")
+
+
+def refuse(taken: np.ndarray) -> None:
+    """Ids that are in the index already cannot be added."""
+    if len(taken):
+        raise DataError(f"id {taken[0]} is already in the index; remove it first, or use another id")
+
+
+def ordered(distances: Any, ids: Any) -> Found:
+    distances, ids = np.asarray(distances).astype(np.int32), np.asarray(ids).astype(np.int64)
+    order = np.lexsort((ids, distances))
+    return distances[order], ids[order]
+
+
+def together(parts: Sequence[list[Found]]) -> list[Found]:
+    """The answers to the same queries from several parts of an index, as one."""
+    return [
+        ordered(np.concatenate([d for d, _ in of_query]), np.concatenate([i for _, i in of_query]))
+        for of_query in zip(*parts, strict=True)
+    ]
+
+
+def fill(found: Iterable[Found], distances: np.ndarray, ids: np.ndarray) -> None:
+    """Write answers of any length to the rows of a padded result."""
+    for row, (near, their_ids) in enumerate(found):
+        n = min(distances.shape[1], len(near))
+        distances[row, :n], ids[row, :n] = near[:n], their_ids[:n]
+
+
+def _check_ids(ids: Any, n: int) -> np.ndarray:
+    ids = np.asarray(ids)
+    if ids.shape != (n,) or ids.dtype.kind not in "iu":
+        raise DataError(f"there are {n:,} codes; give as many ids, integers >= 0")
+    ids = ids.astype(np.int64)
+    if n and ids.min() < 0:
+        raise DataError(f"ids must be >= 0, got {ids.min()}")
+    if len(np.unique(ids)) < n:
+        raise DataError("an id is given twice; each code needs its own id")
+    return ids
+
+
+def _ascending(ids: Any) -> np.ndarray:
+    return np.unique(np.asarray(ids, np.int64).ravel())

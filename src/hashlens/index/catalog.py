@@ -1,0 +1,137 @@
+"""`Catalog`: an exact index that also knows the path and labels of each code, which a search shows."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from hashlens.codes import Codes
+from hashlens.data.images import INSIDE
+from hashlens.errors import DataError, UsageError
+from hashlens.files import is_utf8
+from hashlens.index.memory import HammingIndex, Part
+
+ITEMS = pa.schema([("path", pa.string()), ("labels", pa.list_(pa.string()))])
+
+
+class Catalog(HammingIndex):
+    """Codes made by one model, with their paths and labels; ids count from 0."""
+
+    def __init__(self, path: Path, n_bits: int, model: dict[str, str]):
+        super().__init__(n_bits)
+        self.path = path
+        self.model = model  # fingerprint and name
+
+    def _use(self, parts: list[Part]) -> None:
+        super()._use(parts)
+        self.__dict__.pop("roots", None)
+
+    def add(self, codes: Codes, items: pa.Table) -> np.ndarray:  # type: ignore[override]  # it chooses the ids
+        """Add codes with their paths and labels; returns the new ids."""
+        self.require_items(codes, items)
+        first = self._highest() + 1
+        table = as_items(items)
+        self._use([*self.parts, Part(codes.pieces().T, first, items=lambda: table)])
+        return np.arange(first, first + len(codes))
+
+    def require_items(self, codes: Codes, items: pa.Table) -> None:
+        self._require(codes)
+        if len(codes) != items.num_rows:
+            raise DataError(f"got {len(codes):,} codes and {items.num_rows:,} items; each code needs one item")
+
+    def changed(self) -> bool:
+        """Whether another process has changed the index; this object still answers as before."""
+        return False
+
+    def lookup(self, ids: Any) -> dict[int, dict[str, Any]]:
+        """Id, path, labels and code (in hex) of the ids that are in the index."""
+        ids = np.unique(np.asarray(ids, np.int64).ravel())
+        found = {}
+        for part in self.parts:
+            places = part.places(ids)
+            if not len(places):
+                continue
+            rows = part.items().take(places).to_pylist()
+            packed = part.codes(places, self.n_bits).packed
+            for id_, row, code in zip(part.ids(places).tolist(), rows, packed, strict=True):
+                found[id_] = {"id": id_, "path": row["path"], "labels": row["labels"], "code": code.tobytes().hex()}
+        return found
+
+    def labels(self, most: int = 1_000) -> list[str]:
+        """The labels of the index, most frequent first; at most this many."""
+        chunks = []
+        for part in self.parts:
+            column = part.items().column("labels")
+            still = column.take(part.still()) if len(part.alive) else column
+            chunks += [chunk.flatten() for chunk in still.chunks]
+        counted = pa.chunked_array(chunks, pa.string()).value_counts()
+        values, counts = counted.field("values"), counted.field("counts").to_numpy(zero_copy_only=False)
+        return values.take(np.argsort(-counts, kind="stable")[:most]).to_pylist()
+
+    def examples(self, n: int = 6) -> list[int]:
+        """Ids spread over the index, to try a search with."""
+        ids: list[int] = []
+        for part in self.parts:
+            places = part.still(np.linspace(0, len(part) - 1, min(n, len(part))).astype(np.int64))
+            ids += part.ids(places).tolist()
+        return [ids[place] for place in np.unique(np.linspace(0, len(ids) - 1, n).astype(int))] if ids else []
+
+    @cached_property
+    def roots(self) -> list[str]:
+        """The folders of the images: for each part, the one that all its paths share."""
+        return sorted({_common_folder(part.items().column("path")) for part in self.parts})
+
+    def ids_with(self, label: str) -> np.ndarray:
+        """The ids of the images that have this label."""
+        _require_text(label, "the label")
+
+        def places(items: pa.Table) -> np.ndarray:
+            column = items.column("labels").combine_chunks()
+            matches = pa.compute.equal(column.flatten(), label)
+            return np.unique(pa.compute.list_parent_indices(column).filter(matches).to_numpy())
+
+        return self._ids_where(places)
+
+    def ids_like(self, pattern: str) -> np.ndarray:
+        """The ids of the images whose path matches a shell pattern such as */cache/*."""
+        _require_text(pattern, "the pattern")
+        try:
+            matches = re.compile(fnmatch.translate(pattern)).match
+        except re.error as error:
+            raise UsageError(f"'{pattern}' is not a valid pattern ({error}); use one such as '*/cache/*'") from error
+        return self._ids_where(
+            lambda items: np.flatnonzero([matches(path) is not None for path in items.column("path").to_pylist()])
+        )
+
+    def _ids_where(self, places: Callable[[pa.Table], np.ndarray]) -> np.ndarray:
+        found = [part.ids(part.still(places(part.items()))) for part in self.parts]
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+
+def as_items(table: pa.Table) -> pa.Table:
+    """Path and labels of a table; null where it has no labels."""
+    labels = table.column("labels") if "labels" in table.column_names else pa.nulls(len(table), ITEMS.types[1])
+    return pa.table([table.column("path"), labels], schema=ITEMS)
+
+
+def _require_text(text: str, what: str) -> None:
+    """JSON can contain half a surrogate pair, a shell argument any bytes; no index holds such text."""
+    if not is_utf8(text):
+        raise UsageError(f"{what} is not valid text; use one from the index")
+
+
+def _common_folder(paths: pa.ChunkedArray) -> str:
+    """The folder that contains all paths: the common start of the first and the last in order."""
+    ends = pa.compute.min_max(paths).as_py()
+    first, last = (path.partition(f".tar{INSIDE}")[0] for path in (ends["min"], ends["max"]))
+    prefix = os.path.commonprefix([first, last])  # noqa: RUF071 - cut at a / below
+    return prefix[: prefix.rfind("/") + 1]

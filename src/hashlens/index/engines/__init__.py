@@ -1,0 +1,96 @@
+"""Engines: the contract of index/base.py fulfilled by Milvus, PostgreSQL or faiss's inverted lists.
+
+Only codes and ids go to an engine; paths and labels stay in the index folder, whose ids are the same. An engine is a
+dataclass whose fields are its settings. Its packages are the extra of its name and imported when it is opened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import InitVar, dataclass
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+from hashlens.codes import Codes
+from hashlens.errors import EXTRAS, MismatchError, UsageError, require
+from hashlens.index import ENGINES
+from hashlens.index.base import Index
+from hashlens.index.folder import IndexFolder
+from hashlens.progress import Progress
+from hashlens.settings import check, parse, setting
+
+BATCH = 50_000  # codes copied at a time
+FLUSH = 20  # batches between flushes: what is copied again after a crash
+
+
+@dataclass(eq=False)
+class Engine(Index):
+    """A collection of codes on a server, which is created if it does not exist."""
+
+    n_bits: InitVar[int]
+    where: InitVar[str]
+    collection: str = setting("hashlens", "name of the collection or table")
+
+    def __post_init__(self, n_bits: int, where: str) -> None:
+        super().__init__(n_bits)
+        check(self)
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", self.collection):
+            raise UsageError(
+                f"{self.collection!r} is not a valid collection; use lower-case letters, digits and _, at most 63"
+            )
+        self._connect(where)
+        try:
+            self._open_collection()
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, where: str) -> None:
+        raise NotImplementedError
+
+    def _open_collection(self) -> None:
+        """Create it, or refuse one that holds something else."""
+        raise NotImplementedError
+
+
+def open_engine(name: str, n_bits: int, where: str, settings: Iterable[str] = ()) -> Index:
+    """Open or create an index of that engine, with settings such as n_probe=32."""
+    if name not in ENGINES:
+        raise UsageError(f"unknown engine {name}; choose one of {', '.join(ENGINES)}")
+    class_name, place = ENGINES[name]
+    if not where:
+        raise UsageError(f"the engine {name} needs a place: {place}")
+    require(*(module for module, extra in EXTRAS.items() if extra == name), why=f"the engine {name}")
+    engine = getattr(import_module(f"hashlens.index.engines.{name}"), class_name)
+    return engine(n_bits, where, **parse(engine, settings))
+
+
+def copy_index(folder: IndexFolder, engine: Index, progress: Progress | None = None) -> dict[str, int]:
+    """Copy all codes and ids of an index folder to an engine; those it already has are not sent again.
+
+    The same call resumes an interrupted copy. Codes removed from the folder after a copy stay in the engine.
+    """
+    if folder.n_bits != engine.n_bits:
+        raise MismatchError(f"{folder.path} holds codes of {folder.n_bits} bits, the engine codes of {engine.n_bits}")
+    added = 0
+    with (progress or Progress(quiet=True)).bar("codes", len(folder)) as advance:
+        try:
+            for number, (codes, ids) in enumerate(folder.batches(BATCH), start=1):
+                new = ~np.isin(ids, engine.contains(ids))
+                _require_copy(folder.path, codes[~new], ids[~new], engine)
+                added += len(engine.add(codes[new], ids[new]))
+                advance(len(ids))
+                if number % FLUSH == 0:
+                    engine.flush()
+        finally:
+            engine.flush()
+    return {"added": added, "known": len(folder) - added, "n": len(engine)}
+
+
+def _require_copy(path: Path, codes: Codes, ids: np.ndarray, engine: Index) -> None:
+    """Refuse an engine that holds another index under the same ids: one code per batch is compared."""
+    if len(ids) and engine.search(codes[0], 1, among=ids[:1])[0][0, 0] != 0:
+        raise MismatchError(f"the code of id {ids[0]} in the engine differs from that in {path}; choose another place")

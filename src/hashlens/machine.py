@@ -1,0 +1,141 @@
+"""This machine: how many threads to use and how, what is installed, and what `hashlens doctor` prints.
+
+Python's threads run compiled code that releases the GIL; a second OpenMP beside torch's would make both slow.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import hashlens
+from hashlens.errors import EXTRAS, UsageError
+from hashlens.files import cache_dir
+
+Part = TypeVar("Part")
+Result = TypeVar("Result")
+
+
+def n_threads() -> int:
+    """HASHLENS_THREADS if set, else the number of cores this process may use."""
+    wanted = os.environ.get("HASHLENS_THREADS")
+    if wanted is None:
+        # a container often allows fewer cores than the machine has
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not wanted.isdecimal() or int(wanted) < 1:
+        raise UsageError(f"HASHLENS_THREADS must be a whole number >= 1, got {wanted!r}")
+    return int(wanted)
+
+
+def in_threads(work: Callable[[Part], Any], parts: Iterable[Part]) -> None:
+    """work(part) for all parts. Calling it from within `work` would deadlock: both use one pool of threads."""
+    parts = list(parts)
+    if len(parts) == 1:  # waking a thread would only cost time
+        work(parts[0])
+    else:
+        list(_pool(n_threads()).map(work, parts))  # list, so that an exception in a thread is raised here
+
+
+def shares(n: int) -> list[slice]:
+    """n rows cut into one part per thread."""
+    threads = n_threads()
+    return [slice(a, b) for a, b in pairwise(n * i // threads for i in range(threads + 1))]
+
+
+def blocks(n: int, size: int) -> list[slice]:
+    """n rows cut into parts of `size`, the last one shorter."""
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+def work_ahead(work: Callable[[Part], Result], parts: Iterable[Part]) -> Iterator[Result]:
+    """work(part) for each part, in order; the next parts are worked on while the caller uses the last result."""
+    threads = max(2, n_threads())
+    pending: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(threads, "ahead") as pool:
+        for part in parts:
+            pending.append(pool.submit(work, part))
+            if len(pending) > threads:  # waiting results take memory
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Within, numpy multiplies matrices in the calling thread: each core has work of its own."""
+    try:
+        controller = _blas()
+    except ImportError:  # installed with the methods that multiply matrices
+        yield
+        return
+    with controller.limit(limits=1, user_api="blas"):
+        yield
+
+
+@lru_cache
+def _blas() -> Any:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+@lru_cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "hashlens")
+
+
+def versions() -> dict[str, str]:
+    names = ["numpy", "numba", "pillow", "scikit-learn", "onnxruntime", "onnx", "torch"]
+    found = {"hashlens": hashlens.__version__, "python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    return {"cpu": _cpu_name(), "threads": n_threads(), "system": f"{platform.system()} {platform.machine()}"}
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"
+
+
+def diagnose() -> dict[str, Any]:
+    facts: dict[str, Any] = {"versions": versions(), "machine": machine()}
+    missing = {extra for module, extra in EXTRAS.items() if importlib.util.find_spec(module) is None}
+    facts["extras"] = {
+        extra: "missing" if extra in missing else "installed" for extra in dict.fromkeys(EXTRAS.values())
+    }
+    if "train" in missing:
+        facts["training"] = 'not possible; run: pip install "hashlens[train]"'
+    else:
+        from hashlens.features.networks.inference import choose_device
+
+        facts["training"] = {"device": choose_device()}
+    cache = cache_dir()
+    used = 0
+    for path in cache.rglob("*") if cache.exists() else ():
+        with suppress(FileNotFoundError):  # deleted by another process
+            used += path.stat().st_size if path.is_file() else 0
+    facts["cache"] = f"{cache} ({used / 1e6:,.0f} MB; may be deleted at any time)"
+    existing = next(parent for parent in [cache, *cache.parents] if parent.exists())
+    facts["disk"] = f"{shutil.disk_usage(existing).free / 1e9:,.0f} GB free"
+    return facts

@@ -1,0 +1,1 @@
+"""Results: codes and labels in; scores, tables, figures and reports out."""

@@ -1,0 +1,293 @@
+"""Compare: images or features with labels, methods, lengths and seeds in; a Comparison and, if asked for, a folder out.
+
+OUT/
+  cells/                  per finished cell (a method on features with a length and a seed) its numbers, as JSON, and
+                          its codes with the average precision of each query
+  split.json              the rows used for training, as queries and as database, with their hash
+  table.csv, .md, .tex    mean and deviation over the seeds, beside the printed numbers
+  map.png, .svg           MAP against the number of bits
+  precision-recall.png, .svg
+  report.html             everything in one file
+  result.json             the same as JSON
+  model/, codes/          with `keep`: the cell with the highest MAP, as a model that encodes images, and its codes
+  skipped.csv             images that could not be read, each with its reason
+
+A finished cell is not computed again, so rerunning the same command resumes, and a longer list of methods, lengths or
+seeds adds to the finished ones. Seeds are the hashers' `random_state` 0, 1, ...; the split is the same for all, so the
+deviation is that of the method, and 0 where it draws nothing at random.
+
+Methods on features learn from arrays that are computed once for the whole source, for every kind of features. Methods
+that learn from images are trained once, and their `features` are the network they train. A method that fails is
+reported with its error and does not stop the others.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hashlens.data import Source, make_protocol, open_source, readable
+from hashlens.data.protocols import Protocol
+from hashlens.errors import HashlensError, Stopped, StorageError, UsageError
+from hashlens.features.extractor import image_features, is_features
+from hashlens.files import require_room, storage_errors, write_csv, write_json, write_text
+from hashlens.machine import machine, versions
+from hashlens.progress import Progress, duration
+from hashlens.results.compare.cells import (
+    GIVEN,
+    NUSWIDE,
+    Cell,
+    Variant,
+    cell_codes,
+    data_hash,
+    identity_of,
+    load_cell,
+    plan_cells,
+    save_cell,
+)
+from hashlens.results.compare.comparison import Comparison, summarise
+from hashlens.results.metrics import evaluate_with_ranking
+from hashlens.results.runs import learning_rows, save_codes
+from hashlens.results.tables import method_name
+
+if TYPE_CHECKING:
+    from hashlens.codes import Codes
+    from hashlens.hashers.base import Hasher
+
+__all__ = ["Cell", "Comparison", "Variant", "cell_codes", "compare"]
+
+
+def compare(
+    data: Source | str | Path | tuple[Any, Any],
+    methods: Sequence[str | Variant | type[Hasher] | Hasher],
+    bits: Sequence[int] = (48,),
+    *,
+    features: Sequence[str] = ("deep",),
+    seeds: int = 1,
+    protocol: str | Protocol | None = None,
+    split_seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    against: str | None = None,
+    out: str | Path | None = None,
+    keep: bool = False,
+    share: bool = False,
+    report: bool = True,
+    commands: Sequence[str] = (),
+    progress: Progress | bool | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Comparison:
+    """Train every method at every length with every seed and score it on one split.
+
+    `data` are (X, y) with images or features X, or a source by name, path or object. Methods are names, classes, own
+    ones too, and instances, whose n_bits and random_state are replaced. `features` are for methods on features of
+    images, `settings` for all methods that have them; a variant's own come first. `against` names the method that the
+    paired tests compare with, by default the best. Without `out` nothing is written. `keep` saves the best model.
+    `share` caches the outputs of frozen blocks also where one network alone needs them, for other comparisons.
+    `commands` is what to type to repeat the comparison. Without `report`, tables, plots and report are not written.
+
+    >>> compare((X, y), [DTSH(), ITQ(), Mine()], bits=[16, 48], seeds=3)
+    """
+    progress = Progress.of(progress)
+    source = _source(data)
+    split = protocol if isinstance(protocol, Protocol) else make_protocol(source, protocol, split_seed)
+    split.check(len(source.images))
+    if not len(split.query):
+        raise UsageError(f"{source.name} has no labels, so there is nothing to score; give images with labels")
+    folder = None if out is None else Path(out)
+    if folder and (folder / "config.json").exists():
+        raise UsageError(f"{folder} is a run folder; choose another --out")
+    if keep and folder is None:
+        raise UsageError("keep needs a folder for the model; give out")
+    variants = {variant.name: variant for variant in map(Variant.of, methods)}
+    names = {name.lower() for name in (*variants, *map(method_name, variants))}
+    if against and against.lower().partition(" on ")[0] not in names:
+        raise UsageError(f"'{against}' is not compared here; choose from {', '.join(variants)}")
+    hashers = plan_cells(source.images, variants, bits, features, seeds, settings or {})
+    shared = {"source": source.name, "split_hash": split.fingerprint(), "data_hash": data_hash(source)}
+    identities = {cell: identity_of(cell, hasher, shared) for cell, hasher in hashers.items()}
+    finished: dict[Cell, dict[str, Any]] = {}
+    average_precisions: dict[Cell, np.ndarray] = {}
+    if folder:
+        for cell, identity in identities.items():
+            if found := load_cell(folder, cell, identity, split.topk, progress):
+                finished[cell], average_precisions[cell] = found
+        with storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        require_room(folder, 20_000_000, "a comparison")
+        split.save(folder / "split.json")
+        write_csv(folder / "skipped.csv", ["path", "reason"], source.skipped)
+
+    missing = [cell for cell in hashers if cell not in finished]
+    where = f" → {folder}/" if folder else ""
+    progress.say(f"{len(hashers):,} cells, {len(finished):,} already finished{where}")
+    # counted over all cells, finished or not: a cell must not depend on which are left
+    share = share or sum(hasher.takes == "images" for hasher in hashers.values()) > 1
+    work = _Work(source, split, folder, share, progress, stop)
+    failed: dict[Cell, str] = {}
+    best: tuple[Cell, Hasher] | None = None
+    stopped = False
+    for number, cell in enumerate(missing, start=1):
+        stopped = stop()
+        if stopped:
+            break
+        hasher = hashers.pop(cell)  # its memory is freed afterwards
+        which = f"{number}/{len(missing)} {cell}"
+        try:
+            scores, seconds, query, database, average_precisions[cell] = work.run(cell, hasher)
+        except StorageError:
+            raise  # the others could not be written either
+        except (HashlensError, MemoryError) as error:
+            stopped = isinstance(error, Stopped)
+            if stopped:
+                break
+            few = "not enough memory; compare fewer images or use a machine with more"
+            failed[cell] = error.message if isinstance(error, HashlensError) else few
+            progress.say(f"{which}: failed: {failed[cell]}")
+            continue
+        finished[cell] = identities[cell] | {
+            "map": scores["map"],
+            "metrics": scores,
+            "seconds": seconds,
+            "versions": versions(),
+            "machine": machine(),
+        }
+        if folder:
+            save_cell(folder, cell, finished[cell], query, database, average_precisions[cell])
+        if keep and cell == _winner(finished):
+            best = cell, hasher
+        progress.say(f"{which}: MAP {scores['map']:.4f}, trained in {duration(seconds['fit'])}")
+
+    comparison = Comparison(
+        summarise(list(identities), finished, failed, variants, source, split), average_precisions, folder
+    )
+    comparison.add_p_values(against)
+    if folder and finished and report:
+        _write(folder, comparison.result, commands)
+    if stopped:
+        kept = f", which are kept in {folder}; rerun the same command to resume" if folder else ""
+        raise Stopped(f"stopped with {len(finished):,} of {len(identities):,} cells finished{kept}")
+    if keep and finished:
+        winner = _winner(finished)
+        work.keep(winner, best[1] if best and best[0] == winner else hashers[winner])
+    return comparison
+
+
+def _source(data: Source | str | Path | tuple[Any, Any]) -> Source:
+    if isinstance(data, tuple):
+        from hashlens.data.images import as_images
+        from hashlens.data.labels import Labels
+
+        X, y = data
+        images: Any = X if is_features(X) else as_images(X)
+        return Source("arrays", images, Labels.of(y))
+    return data if isinstance(data, Source) else readable(open_source(data))
+
+
+def _winner(finished: Mapping[Cell, Mapping[str, Any]]) -> Cell:
+    return max(finished, key=lambda cell: finished[cell]["map"])
+
+
+@dataclass
+class _Work:
+    """Computes cells; features of the whole source are kept for one kind at a time."""
+
+    source: Source
+    split: Protocol
+    out: Path | None
+    share: bool
+    progress: Progress
+    stop: Callable[[], bool]
+    kind: str = ""
+    array: np.ndarray | None = None
+    error: HashlensError | None = None
+
+    def run(self, cell: Cell, hasher: Hasher) -> tuple[dict[str, Any], dict[str, float], Codes, Codes, np.ndarray]:
+        """Scores, seconds, codes and average precisions; a network that is stopped in training leaves a checkpoint."""
+        source, split = self.source, self.split
+        X: Any = self.features(cell.features) if hasher.takes == "features" else source.images
+        training = None if self.out is None else self.out / "training" / cell.name
+        rows = learning_rows(hasher, split)
+        learned, labels = X[rows], source.labels[rows]
+        clock = time.perf_counter()
+        hasher.fit(learned, labels, run=training, progress=self.progress, stop=self.stop)
+        fitted = time.perf_counter() - clock
+        del learned
+        parts = [X[split.query], X[split.database]]
+        clock = time.perf_counter()
+        query, database = (hasher.encode(part, progress=self.progress, shared=self.share) for part in parts)
+        seconds = {"fit": round(fitted, 4), "encode": round(time.perf_counter() - clock, 4)}
+        given = query, database, source.labels[split.query], source.labels[split.database]
+        scores, ranking = evaluate_with_ranking(given, split.topk)
+        if training:
+            shutil.rmtree(training, ignore_errors=True)  # no longer needed
+        return scores, seconds, query, database, ranking.average_precision()
+
+    def keep(self, cell: Cell, hasher: Hasher) -> None:
+        """Save the hasher as OUT/model; one that learned from features of images is fitted on the images themselves."""
+        from sklearn.base import clone
+
+        assert self.out is not None
+        self.progress.say(f"keeping {cell} in {self.out / 'model'}")
+        arrays = cell.features in (GIVEN, NUSWIDE)
+        if not hasher.is_fitted() or (hasher.takes == "features" and not arrays):
+            X: Any = self.features(cell.features) if arrays else self.source.images
+            rows = learning_rows(hasher, self.split)
+            hasher = clone(hasher).fit(X[rows], self.source.labels[rows], progress=self.progress, stop=self.stop)
+        hasher.save(self.out / "model")
+        if cell.features != GIVEN:
+            save_codes(self.out, *cell_codes(self.out, cell), self.source, self.split)
+
+    def features(self, kind: str) -> np.ndarray:
+        """A kind that fails is not tried again."""
+        if kind != self.kind:
+            self.kind, self.array, self.error = kind, None, None
+            self.progress.say(f"{kind} features of {len(self.source.images):,} images")
+            try:
+                self.array = self._features(kind)
+            except HashlensError as error:
+                self.error = error
+        if self.array is None:
+            raise self.error or AssertionError
+        return self.array
+
+    def _features(self, kind: str) -> np.ndarray:
+        images: Any = self.source.images
+        if kind == GIVEN:
+            return images
+        if kind != NUSWIDE:
+            return image_features(images, kind, progress=self.progress)
+        from hashlens.features.nuswide import nuswide_features
+
+        if not hasattr(images, "root"):
+            raise UsageError(f"{NUSWIDE} features are files that come with NUS-WIDE; compare methods on its folder")
+        return nuswide_features(images.root, images.names, self.split.train, progress=self.progress)
+
+
+def _write(out: Path, result: dict[str, Any], commands: Sequence[str]) -> None:
+    from hashlens.results import report, tables
+    from hashlens.results.compare.figures import write_figures
+
+    write_csv(out / "table.csv", *tables.csv_table(result))
+    table, title = tables.map_table(result), tables.title_of(result)
+    write_text(out / "table.md", tables.table_markdown(table, title))
+    write_text(out / "table.tex", tables.table_latex(table, title))
+    asked = {"Methods": result["methods"], "Bits": result["bits"], "Seeds": result["seeds"]}
+    report.write_page(
+        out / "report.html",
+        "comparison.html.j2",
+        title=f"Methods compared on {result['source']}",
+        table=table,
+        numbers=tables.numbers_table(result),
+        table_html=tables.table_html,
+        plots=write_figures(out, result),
+        settings=[*report.settings_of(result), *report.flat(asked)],
+        environment=report.environment_of(result),
+        commands=commands,
+    )
+    write_json(out / "result.json", result)

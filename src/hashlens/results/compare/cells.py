@@ -1,0 +1,228 @@
+"""The cells of a comparison: methods, lengths, features and seeds in; what to compute, and what is finished, out.
+
+A cell is a method on features with a length and a seed. Its file records what its numbers depend on, so that numbers
+made with different settings are never taken for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hashlens.codes import Codes
+from hashlens.errors import MismatchError, UsageError
+from hashlens.features.extractor import DEEP, GIST, backbone_of, feature_size, is_features
+from hashlens.files import replacing, sha256
+from hashlens.hashers.base import Hasher
+from hashlens.hashers.methods import hasher_class
+from hashlens.progress import Progress
+from hashlens.settings import apply, describe, to_json
+
+if TYPE_CHECKING:
+    from hashlens.data import Source
+
+NUSWIDE = "nuswide-1134"  # features that are read from the data set's own files, not computed from images
+GIVEN = "given"  # features that are an array
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A method with settings of its own, under a name of its own: a point of an ablation."""
+
+    name: str
+    method: str | type[Hasher]  # a row of METHODS, or a class
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def hasher_class(self) -> type[Hasher]:
+        return hasher_class(self.method) if isinstance(self.method, str) else self.method
+
+    @classmethod
+    def of(cls, method: str | Variant | type[Hasher] | Hasher) -> Variant:
+        """A method by name, a class, or an instance, whose settings are taken but for its length and seed."""
+        if isinstance(method, Variant):
+            return method
+        if isinstance(method, str):
+            return cls(method, method)
+        if isinstance(method, type):
+            return cls(getattr(method, "name", method.__name__), method)
+        kind: Any = type(method)
+        name = cls.of(kind).name
+        usual, given = (_flat(hasher.get_params(deep=False)) for hasher in (kind(), method))
+        own = {key: value for key, value in given.items() if key not in ("n_bits", "random_state")}
+        own = {key: value for key, value in own.items() if value != usual[key]}
+        words = ", ".join(f"{key}={value}" for key, value in own.items())
+        return cls(f"{name}({words})" if own else name, kind, own)
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """With the fields of `training` in its place."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= {one.name: getattr(value, one.name) for one in fields(value)} if is_dataclass(value) else {name: value}
+    return found
+
+
+@dataclass(frozen=True)
+class Cell:
+    features: str
+    method: str
+    n_bits: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its files; names of Hugging Face models contain a slash."""
+        return re.sub(r"[^\w.-]+", "_", f"{self.features}-{self.method}-{self.n_bits}-{self.seed}")
+
+    def __str__(self) -> str:
+        return f"{self.method} on {self.features}, {self.n_bits} bits, seed {self.seed}"
+
+
+def plan_cells(
+    images: Any,
+    variants: Mapping[str, Variant],
+    bits: Sequence[int],
+    features: Sequence[str],
+    seeds: int,
+    settings: Mapping[str, Any],
+) -> dict[Cell, Hasher]:
+    """Every cell with its hasher, those that share features together; wrong use is found here, before any work."""
+    settings = _flat(settings)
+    classes = {name: variant.hasher_class for name, variant in variants.items()}
+    known = {name: [one.name for one in describe(cls)] for name, cls in classes.items()}
+    given = is_features(images)
+    on_features = [name for name, cls in classes.items() if given or cls.takes == "features"]
+    kinds_of: dict[str, list[str]] = {}
+    for name in on_features:
+        own = variants[name].settings.get("features")  # it comes before those of the comparison
+        kinds_of[name] = [GIVEN] if given else [backbone_of(kind) for kind in ([own] if own else features)]
+    kinds = list(dict.fromkeys(kind for kinds in kinds_of.values() for kind in kinds))
+    if not classes:
+        raise UsageError("there is nothing to compare; name methods, such as --methods itq,ksh")
+    if not all(kinds_of.values()):
+        raise UsageError(f"{on_features[0]} learns from features; name them, such as --features gist,deep")
+    if not bits or min(bits) < 1:
+        raise UsageError(f"bits must be integers >= 1, got {', '.join(map(str, bits)) or 'none'}")
+    if seeds < 1:
+        raise UsageError(f"seeds must be >= 1, got {seeds}")
+    for name in settings:
+        if all(name not in names for names in known.values()):
+            raise UsageError(f"none of {', '.join(classes)} has the setting '{name}'; leave it out")
+    for kind in () if given else kinds:
+        _require_features(kind)
+
+    plan: dict[Cell, Hasher] = {}
+    chosen = [(kind, method) for kind in kinds for method in on_features if kind in kinds_of[method]]
+    chosen += [("", method) for method in classes if method not in on_features]
+    for kind, method in chosen:
+        shared = {name: value for name, value in settings.items() if name in known[method]}
+        shared |= _flat(variants[method].settings) | ({"features": kind} if kind and not given else {})
+        for n_bits in dict.fromkeys(bits):
+            for seed in range(seeds):
+                hasher: Any = apply(classes[method](n_bits, random_state=seed), shared)
+                # a network that is left to the method depends on the images
+                plan[Cell(kind or hasher._choose_backbone(images), method, n_bits, seed)] = hasher
+    return plan
+
+
+def _require_features(kind: str) -> None:
+    from hashlens.features.networks import NETWORKS
+
+    try:
+        if kind not in (GIST, NUSWIDE):
+            feature_size(kind)
+    except UsageError as error:
+        raise UsageError(
+            f"there are no features '{kind}'; choose {GIST}, deep (which is {DEEP}), {NUSWIDE}, or one of"
+            f" {', '.join(NETWORKS)}, also with a size such as resnet50@112"
+        ) from error
+
+
+def identity_of(cell: Cell, hasher: Hasher, shared: dict[str, Any]) -> dict[str, Any]:
+    """What a cell's numbers depend on."""
+    asked = {"method": cell.method, "features": cell.features, "n_bits": cell.n_bits, "seed": cell.seed}
+    params = json.loads(json.dumps(to_json(hasher)))  # as it will be read again
+    weights = getattr(hasher, "weights", None)
+    known = {"weights_sha256": sha256(Path(weights))} if weights is not None and Path(weights).is_file() else {}
+    return asked | shared | {"params": params} | known
+
+
+def data_hash(source: Source) -> str:
+    """Of images and labels: the split knows rows only."""
+    images: Any = source.images
+    digest = hashlib.sha256(images.tobytes() if is_features(images) else images.fingerprint().encode())
+    digest.update(np.ascontiguousarray(source.labels.values).tobytes())
+    return digest.hexdigest()
+
+
+def save_cell(
+    out: Path, cell: Cell, saved: dict[str, Any], query: Codes, database: Codes, average_precision: np.ndarray
+) -> None:
+    """cells/NAME.safetensors with the codes and each query's average precision, then cells/NAME.json."""
+    from safetensors.numpy import save_file
+
+    from hashlens.files import write_json
+
+    arrays = {"query": query.packed, "database": database.packed, "average_precision": average_precision}
+    with replacing(cell_path(out, cell, "safetensors")) as temporary:
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary)
+    write_json(cell_path(out, cell), saved)
+
+
+def cell_path(out: Path, cell: Cell, suffix: str = "json") -> Path:
+    return out / "cells" / f"{cell.name}.{suffix}"
+
+
+def cell_codes(out: Path, cell: Cell) -> tuple[Codes, Codes]:
+    """Codes of the queries and of the database that a finished cell left in `out`."""
+    from safetensors.numpy import load_file
+
+    arrays = load_file(cell_path(out, cell, "safetensors"))
+    return Codes(arrays["query"], cell.n_bits), Codes(arrays["database"], cell.n_bits)
+
+
+def load_cell(
+    out: Path, cell: Cell, identity: dict[str, Any], topk: int | None, progress: Progress
+) -> tuple[dict[str, Any], np.ndarray] | None:
+    """The finished cell and its average precisions; None if there is none or a file is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    from hashlens.results.compare.comparison import summarise_seeds
+
+    path = cell_path(out, cell)
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        before = {key: saved[key] for key in identity} | {"topk": saved["metrics"]["topk"]}
+        summarise_seeds([saved])  # it has all that is needed
+        with safe_open(cell_path(out, cell, "safetensors"), "numpy") as file:
+            average_precision = file.get_tensor("average_precision")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+        progress.say(f"note: {path} is damaged; {cell} is computed again")
+        return None
+    identity = identity | {"topk": topk}
+    if before != identity:
+        raise MismatchError(
+            f"{path} was made with different settings ({'; '.join(_differences(before, identity))}); choose another"
+            " --out or remove that file"
+        )
+    return saved, average_precision
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    for key in dict.fromkeys([*now, *before]):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new)
+        elif old != new:
+            old, new = (f"{str(value)[:12]}…" if key.endswith("_hash") else value for value in (old, new))
+            yield f"{key} was {old}, now {new}"

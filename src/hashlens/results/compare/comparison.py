@@ -1,0 +1,177 @@
+"""Comparison: finished cells in; their table, plot, data frame and paired tests out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hashlens.errors import UsageError
+from hashlens.machine import machine, versions
+from hashlens.results import tables
+from hashlens.results.metrics import columns_of_metrics
+from hashlens.results.published import published
+from hashlens.results.runs import protocol_facts
+from hashlens.results.significance import PairedTest, paired_test
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from hashlens.data import Source
+    from hashlens.data.protocols import Protocol
+    from hashlens.results.compare.cells import Cell, Variant
+
+
+class Comparison:
+    """Methods compared on one split. It shows itself as a table; `result` has everything as plain JSON values."""
+
+    def __init__(self, result: dict[str, Any], average_precisions: Mapping[Cell, np.ndarray], out: Path | None = None):
+        self.result, self.average_precisions, self.out = result, average_precisions, out
+        self.test = cache(self._test)
+
+    def __repr__(self) -> str:
+        return tables.as_text(self.result)
+
+    def _repr_html_(self) -> str:
+        table = tables.map_table(self.result)
+        notes = "".join(f"<li>{note}</li>" for note in map(tables.html.escape, table.notes))
+        return tables.table_html(table, tables.title_of(self.result)) + f"<ul>{notes}</ul>"
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """MAP against the number of bits, a line per method and kind of features; gives the matplotlib axes."""
+        from hashlens.results.compare.figures import plot_map
+
+        return plot_map(self.result, axes)
+
+    def to_frame(self) -> Any:
+        """A pandas data frame with a row per method, kind of features and length."""
+        try:
+            import pandas  # type: ignore[import-untyped]
+        except ImportError as error:
+            raise UsageError("to_frame needs pandas; install it with: pip install pandas") from error
+        return pandas.DataFrame(list(tables.records(self.result)))
+
+    def to_json(self) -> str:
+        return json.dumps(self.result)
+
+    def significance(self, a: str, b: str, n_bits: int | None = None) -> PairedTest:
+        """Paired test of method `a` against `b` over the queries, at one length or, by default, the mean of all.
+
+        A method that was run on several kinds of features is named with them: "ITQ on gist".
+        """
+        lengths = tuple(self.result["bits"] if n_bits is None else [n_bits])
+        return self.test(_key(self.row(a)), _key(self.row(b)), lengths)
+
+    def row(self, method: str) -> dict[str, Any]:
+        """The row of a method, by its name or label."""
+        rows = [row for row in self.result["rows"] if method.lower() in _names(row)]
+        if len(rows) != 1:
+            known = ", ".join(tables.row_label(row) for row in rows or self.result["rows"])
+            raise UsageError(f"'{method}' is {'ambiguous' if rows else 'not compared here'}; choose from {known}")
+        return rows[0]
+
+    def _test(self, a: tuple[str, str], b: tuple[str, str], lengths: Sequence[int]) -> PairedTest:
+        first, second = (self._mean_average_precision(key, lengths) for key in (a, b))
+        return paired_test(first, second)
+
+    def _mean_average_precision(self, key: tuple[str, str], lengths: Sequence[int]) -> np.ndarray:
+        """(q,): of each query, mean over lengths and seeds."""
+        cells = [c for c in self.average_precisions if (c.features, c.method) == key and c.n_bits in lengths]
+        if {cell.n_bits for cell in cells} != set(lengths):
+            raise UsageError(f"{key[1]} on {key[0]} is not finished at {', '.join(map(str, lengths))} bits")
+        return np.mean([self.average_precisions[cell] for cell in cells], axis=0)
+
+    def add_p_values(self, against: str | None = None) -> None:
+        """At each length "p" of the paired test against a method or, by default, the best; None for that one itself."""
+        self.result["against"] = against
+        for n in map(str, self.result["bits"]):
+            rows = [row for row in self.result["rows"] if row["lengths"][n]["map"] is not None]
+            best = max(rows, key=lambda row: row["lengths"][n]["map"], default=None)
+            base = self.row(against) if against else best
+            for row in self.result["rows"]:
+                tested = base is not None and base in rows and row in rows and row is not base
+                row["lengths"][n]["p"] = self.test(_key(row), _key(base), (int(n),)).p if base and tested else None
+
+
+def _names(row: Mapping[str, Any]) -> list[str]:
+    names = row["method"], tables.method_name(row["method"]), tables.row_label(row)
+    return [name.lower() for name in names]
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["features"], row["method"]
+
+
+def summarise(
+    cells: Sequence[Cell],
+    finished: Mapping[Cell, dict[str, Any]],
+    failed: Mapping[Cell, str],
+    variants: Mapping[str, Variant],
+    source: Source,
+    split: Protocol,
+) -> dict[str, Any]:
+    """The table as JSON: rows by kind of features, and the best mean MAP first within each."""
+    rows: list[dict[str, Any]] = []
+    for features, method in dict.fromkeys((cell.features, cell.method) for cell in cells):
+        lengths = {}
+        for n_bits in dict.fromkeys(cell.n_bits for cell in cells):
+            seeds = [c for c in cells if (c.features, c.method, c.n_bits) == (features, method, n_bits)]
+            lengths[str(n_bits)] = {
+                **summarise_seeds([finished[cell] for cell in seeds if cell in finished]),
+                "errors": list(dict.fromkeys(failed[cell] for cell in seeds if cell in failed)),
+                "printed": published(split.name, method, n_bits, features, len(split.database)),
+            }
+        maps = [at["map"] for at in lengths.values() if at["map"] is not None]
+        fits = [finished[c]["seconds"]["fit"] for c in finished if (c.features, c.method) == (features, method)]
+        rows.append(
+            {
+                "features": features,
+                "method": method,
+                "supervised": variants[method].hasher_class.supervised,
+                "takes": variants[method].hasher_class.takes,
+                "mean_map": _mean(maps),
+                "fit_seconds": _mean(fits),
+                "lengths": lengths,
+            }
+        )
+    kinds = list(dict.fromkeys(row["features"] for row in rows))
+    rows.sort(key=lambda row: (kinds.index(row["features"]), -(row["mean_map"] or 0)))
+    return {
+        "source": source.name,
+        "definition": next((cell["metrics"]["definition"] for cell in finished.values()), None),
+        "methods": list(variants),
+        "features": kinds,
+        "bits": list(dict.fromkeys(cell.n_bits for cell in cells)),
+        "seeds": list(dict.fromkeys(cell.seed for cell in cells)),
+        "rows": rows,
+        "n_cells": len(cells),
+        "n_finished": len(finished),
+        "n_failed": len(failed),
+        "n_skipped": len(source.skipped),
+        "protocol": protocol_facts(split),
+        "versions": versions(),
+        "machine": machine(),
+    }
+
+
+def summarise_seeds(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over the cells of one length, and the deviation of MAP where there are two or more."""
+    metrics = [cell["metrics"] for cell in cells]
+    maps = [scores["map"] for scores in metrics]
+    curves = [[scores["pr_curve"][name] for scores in metrics] for name in ("precision", "recall")]
+    precision, recall = (np.mean(curve, axis=0).tolist() if curve else [] for curve in curves)
+    return {
+        "n_seeds": len(cells),
+        **{key: _mean([scores[key] for scores in metrics]) for key in columns_of_metrics()},
+        "map_deviation": float(np.std(maps, ddof=1)) if len(maps) > 1 else None,
+        "pr_curve": {"precision": precision, "recall": recall} if cells else None,
+        "seconds": {name: _mean([cell["seconds"][name] for cell in cells]) for name in ("fit", "encode")},
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None

@@ -1,0 +1,265 @@
+"""Parts: the comparisons that targets consist of, and what runs them. Parts on the same split share their cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hashlens.data import Source, make_protocol
+from hashlens.data.protocols import Protocol, with_training_size
+from hashlens.errors import UsageError
+from hashlens.hashers.methods import METHODS
+from hashlens.progress import Progress
+from hashlens.results.compare import Cell, Comparison, Variant, compare
+from hashlens.results.paper.data import Data
+from hashlens.results.paper.scales import Scale
+from hashlens.results.published import printed_numbers, published
+
+GIST, NUSWIDE_FEATURES = "gist", "nuswide-1134"
+UNSEEN = ("dtsh", "dpsh", "dlbhc", "classifier", "ccaitq", "sdh", "itq", "lsh")
+# the released code, each difference of the port by itself, and all; 5 has no meaning without 4
+PORT: dict[str, tuple[int, ...]] = {
+    "dtsh-released": (),
+    **{f"dtsh-port-{number}": (number,) for number in (1, 2, 3, 4)},
+    "dtsh-port-4-5": (4, 5),
+    "dtsh-port-6": (6,),
+    "dtsh-port": (1, 2, 3, 4, 5, 6),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One comparison of a target: methods on one split."""
+
+    title: str
+    folder: str  # of its cells
+    source: Source | str  # or why the data are missing
+    protocol: Protocol | None
+    methods: Sequence[str | Variant]
+    bits: tuple[int, ...]
+    features: tuple[str, ...] = ()
+    paper: str | None = None  # the protocol of the printed numbers
+    genuine: bool = True  # whether the data are those of the printed numbers
+
+    @property
+    def variants(self) -> list[Variant]:
+        return [Variant.of(method) for method in self.methods]
+
+    def printed(self, row: Mapping[str, Any], n: int) -> dict[str, Any] | None:
+        """The number of the paper, which is comparable only where the data are the same."""
+        if self.paper is None:
+            return None
+        n_searched = len(self.protocol.database) if self.protocol and self.genuine else None
+        number = published(self.paper, row["method"], n, row["features"], n_searched)
+        return number and number | {"comparable": number["comparable"] and self.genuine}
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What the targets ask for at a scale, and how it is run.
+
+    With `only`, the tables have no other methods than these; if it is `strict`, a table must have all of them.
+    """
+
+    data: Data
+    scale: Scale
+    only: Sequence[str] = ()
+    strict: bool = False
+    out: Path = Path()
+    settings: Mapping[str, Any] | None = None  # for methods that train a network
+    progress: Progress = field(default_factory=lambda: Progress(quiet=True))
+    stop: Callable[[], bool] = lambda: False
+
+    def table1(self) -> list[Part]:
+        """Networks, and methods on hand-crafted features."""
+        networks = _distinct(*_methods("cifar10-1", "images"), *_all("images"))
+        methods = self._asked([*networks, *_methods("cifar10-1", "features")])
+        return [
+            self._setting1(methods, self.scale.bits, (GIST,), "cifar10-1"),
+            *self._multi_label(methods, (NUSWIDE_FEATURES,), (GIST,)),
+        ]
+
+    def table2(self) -> list[Part]:
+        """DTSH, and methods on the features of a network that is not trained for them."""
+        others = _all("features") if self.scale.every_method else []
+        methods = self._asked(_distinct("dtsh", *_methods("cifar10-1", "features"), *others))
+        features = (self.scale.network,)
+        first = self._setting1(methods, self.scale.bits, features, "cifar10-1")
+        return [first, *self._multi_label(methods, features, features)]
+
+    def table3(self) -> list[Part]:
+        """Networks trained on the whole database."""
+        data, methods, bits = self.data, self._asked(_methods("cifar10-2", "images")), self.scale.bits_table3
+        part = self._part("setting 2", "2", data.setting2, methods, bits)
+        return [
+            replace(part, paper="cifar10-2", genuine=data.real),
+            self._nuswide("nuswide-2", "NUS-WIDE, setting 2", methods, bits),
+        ]
+
+    def alphas(self) -> list[Part]:
+        return [self._setting1([self.alpha(x) for x in self.scale.alphas], (self.scale.alpha_bits,))]
+
+    def alpha(self, value: float) -> Variant:
+        default = value == self.scale.alpha_bits / 2
+        return Variant.of("dtsh") if default else Variant(f"dtsh-alpha-{value:g}", "dtsh", {"alpha": float(value)})
+
+    def lambdas(self) -> list[Part]:
+        return [self._setting1([self.lambda_(x) for x in self.scale.lambdas], self.scale.lambda_bits)]
+
+    def lambda_(self, value: float) -> Variant:
+        if value == 100:
+            return Variant.of("dtsh")
+        return Variant(f"dtsh-lambda-{value:g}", "dtsh", {"lambda_": float(value)})
+
+    def sizes(self) -> list[Part]:
+        usual, split = self._setting1(["dtsh"], (self.scale.size_bits,)), self.data.setting1
+        others = {n: with_training_size(split, self.data.source.labels, n) for n in self.scale.sizes}
+        return [
+            usual
+            if n == len(split.train)
+            else replace(usual, title=f"{n:,} training images", folder=f"{usual.folder}-train-{n}", protocol=other)
+            for n, other in others.items()
+        ]
+
+    def examples(self) -> list[Part]:
+        return [self._setting1(["dtsh", "dpsh"], (self.scale.examples_bits,))]
+
+    def port(self) -> list[Part]:
+        from hashlens.hashers.deep.dtsh_port import DTSHPort, port_settings
+
+        how = self.scale.port_bits, len(self.data.setting1.train), self.scale.port_epochs
+        variants = [Variant(name, DTSHPort, port_settings(changed, *how)) for name, changed in PORT.items()]
+        return [self._setting1(variants, (self.scale.port_bits,))]
+
+    def unseen(self) -> list[Part]:
+        methods = self._asked(UNSEEN)
+        part = self._part(
+            "unseen classes", "unseen", make_protocol(self.data.source, "unseen"), methods, self.scale.bits
+        )
+        return [replace(part, features=(self.scale.network,))]
+
+    def _part(
+        self, title: str, folder: str, split: Protocol, methods: Sequence[str | Variant], bits: tuple[int, ...]
+    ) -> Part:
+        data = self.data
+        return Part(f"{data.name}, {title}", f"{data.scale.data}-{folder}", data.source, split, methods, bits)
+
+    def _setting1(
+        self,
+        methods: Sequence[str | Variant],
+        bits: tuple[int, ...],
+        features: tuple[str, ...] = (),
+        paper: str | None = None,
+    ) -> Part:
+        part = self._part("setting 1", "1", self.data.setting1, methods, bits)
+        return replace(part, features=features, paper=paper, genuine=self.data.real)
+
+    def _nuswide(
+        self, protocol: str, title: str, methods: Sequence[str], bits: tuple[int, ...], features: tuple[str, ...] = ()
+    ) -> Part:
+        source = self.data.nuswide
+        if isinstance(source, Source):
+            split = make_protocol(source, protocol)
+            return Part(title, protocol, source, split, methods, bits, features, protocol)
+        methods = [method for method in methods if method in printed_numbers()[protocol]]
+        kinds = tuple(kind if kind == NUSWIDE_FEATURES else "cnn-f" for kind in features)
+        return Part(title, protocol, source, None, methods, bits, kinds, protocol)
+
+    def _multi_label(self, methods: Sequence[str], features: tuple[str, ...], stand_in: tuple[str, ...]) -> list[Part]:
+        """NUS-WIDE, setting 1, and MIRFLICKR-25K where its folder is given."""
+        bits, other = self.scale.bits, self.data.mirflickr
+        parts = [self._nuswide("nuswide-1", "NUS-WIDE, setting 1", methods, bits, features)]
+        if isinstance(other, Source):
+            # NUS-WIDE's numbers are of other images and other labels, so there are none here
+            title, split = "MIRFLICKR-25K in place of NUS-WIDE", make_protocol(other, "mirflickr")
+            parts.append(Part(title, "mirflickr", other, split, methods, bits, stand_in))
+        return parts
+
+    def _asked(self, methods: Sequence[str]) -> list[str]:
+        if self.strict and (others := [method for method in self.only if method not in methods]):
+            raise UsageError(f"this target has no {others[0]}; it has {', '.join(methods)}")
+        chosen = [method for method in methods if not self.only or method in self.only]
+        if not chosen:
+            raise UsageError(f"this target has none of {', '.join(self.only)}; it has {', '.join(methods)}")
+        return chosen
+
+    def folder(self, part: Part) -> Path:
+        return self.out / "comparisons" / f"{self.scale.name}-{part.folder}"
+
+    def run(self, part: Part) -> Comparison:
+        """The comparison with the paper's numbers and its rows in the order asked for; without data, those alone."""
+        if isinstance(part.source, str) or part.protocol is None:
+            return not_run(part)
+        self.progress.say(f"{part.title}: {part.protocol.description}")
+        done = compare(
+            part.source,
+            part.methods,
+            part.bits,
+            features=part.features,
+            seeds=self.scale.seeds,
+            protocol=part.protocol,
+            settings=self.settings_of(part),
+            out=self.folder(part),
+            share=True,
+            report=False,
+            progress=self.progress,
+            stop=self.stop,
+        )
+        places = {name: place for place, name in enumerate(done.result["methods"])}
+        done.result["rows"].sort(key=lambda row: (row["takes"] != "images", row["features"], places[row["method"]]))
+        for row in done.result["rows"]:
+            for n, at in row["lengths"].items():
+                at["printed"] = part.printed(row, int(n))
+        return done
+
+    def settings_of(self, part: Part) -> dict[str, Any]:
+        """Those that one of the methods has: a part of methods on features alone has none."""
+        if not any(variant.hasher_class.takes == "images" for variant in part.variants):
+            return {}
+        return {**(self.settings or {}), **({"epochs": self.scale.epochs} if self.scale.epochs else {})}
+
+
+def _methods(protocol: str, takes: str) -> list[str]:
+    """Those with printed numbers, in the order of the paper's tables."""
+    return [method for method in printed_numbers()[protocol] if METHODS[method].takes == takes]
+
+
+def _all(takes: str) -> list[str]:
+    return [name for name, method in METHODS.items() if method.takes == takes]
+
+
+def _distinct(*names: str) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def not_run(part: Part) -> Comparison:
+    """The printed numbers without ours, and why they were not run."""
+    rows = []
+    for method in part.methods:
+        facts = METHODS[str(method)]
+        for kind in ["cnn-f"] if facts.takes == "images" else part.features:
+            row = {"method": method, "features": kind, "takes": facts.takes, "supervised": facts.supervised}
+            empty = {"map": None, "map_deviation": None, "n_seeds": 0, "seconds": {"fit": None, "encode": None}}
+            at: dict[str, Any] = {str(n): empty | {"errors": [], "printed": part.printed(row, n)} for n in part.bits}
+            rows.append(row | {"mean_map": None, "fit_seconds": None, "lengths": at})
+    split = {"name": part.paper, "n_train": None}
+    result = {"source": part.title, "bits": list(part.bits), "seeds": [], "rows": rows, "protocol": split}
+    return Comparison(result | {"definition": part.source, "methods": list(part.methods)}, {})
+
+
+def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
+    """One method on several splits with the same queries and database, as rows of one comparison by these names."""
+    rows: list[dict[str, Any]] = []
+    average_precisions: dict[Cell, np.ndarray] = {}
+    for name, done in comparisons.items():
+        n_train = done.result["protocol"]["n_train"]
+        rows += [row | {"method": name, "n_train": n_train} for row in done.result["rows"]]
+        average_precisions |= {replace(cell, method=name): ap for cell, ap in done.average_precisions.items()}
+    first = next(iter(comparisons.values())).result
+    merged = Comparison(first | {"rows": rows, "methods": list(comparisons)}, average_precisions)
+    merged.add_p_values()
+    return merged

@@ -1,0 +1,180 @@
+"""Export: the same bits without torch, what is refused, and that torch is really not needed."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from hashlens import DTSH, Training, load
+from hashlens.codes import Codes, export
+from hashlens.codes.encoder import Encoder
+from hashlens.codes.export import export_onnx
+from hashlens.codes.model import ModelFolder
+from hashlens.data.images import as_images
+from hashlens.errors import DataError, MismatchError, UsageError
+from hashlens.hashers.shallow.itq import ITQ
+from hashlens.hashers.shallow.ksh import KSH
+from hashlens.progress import Progress
+
+QUIET = Progress(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def images():
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 3
+    return (rng.integers(0, 80, (60, 20, 20, 3)) + 60 * np.eye(3, dtype=int)[y][:, None, None]).astype(np.uint8), y
+
+
+@pytest.fixture(scope="module", params=[("linear", False), ("linear", True), ("divide-and-encode", False)])
+def model(request, images, tmp_path_factory):
+    head, mirror = request.param
+    folder = tmp_path_factory.mktemp("deep") / "model"
+    training = Training(epochs=2, batch_size=20, mirror=mirror)
+    DTSH(12, backbone="small-cnn", head=head, training=training).fit(*images).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shallow(images, tmp_path_factory, session_cache):
+    """Methods on features: one whose projection is linear, and one whose is not."""
+    folder = tmp_path_factory.mktemp("shallow")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HASHLENS_CACHE", str(session_cache))
+        ITQ(64, features="small-cnn").fit(images[0]).save(folder / "itq")
+        KSH(8, features="small-cnn", n_anchors=20).fit(*images).save(folder / "ksh")
+    return folder
+
+
+def fresh_images(n=300):
+    """None of those that the export is checked with."""
+    return np.random.default_rng(7).integers(0, 256, (n, 24, 24, 3), np.uint8)
+
+
+def test_the_same_bits(model, images, tmp_path):
+    result = export_onnx(model, tmp_path / "out", as_images(images[0]), QUIET)
+    assert result["bits_equal"] == 1 and result["same_model"] and result["n_images"] == 60
+    assert result["n_checked"] >= 100_000 and result["n_crops"] == result["n_checked"] // 12 - 60
+    encoder = Encoder.load(tmp_path / "out")
+    assert encoder.codes(fresh_images()).equals(load(model).encode(fresh_images()))
+    assert (encoder.n_bits, encoder.mirror) == (12, load(model).training.mirror)
+    assert encoder.model == ModelFolder.resolve(model).describe()
+    facts = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert facts["input"]["shape"] == ["n", 16, 16, 3] and "center crop" in facts["input"]["resize"]
+    with pytest.raises(UsageError, match="not empty; choose another --out"):
+        export_onnx(model, tmp_path / "out", as_images(images[0]), QUIET)
+    with pytest.raises(UsageError, match="already an exported model"):
+        export_onnx(tmp_path / "out", tmp_path / "again", as_images(images[0]), QUIET)
+
+
+def test_no_image_is_checked_twice(images):
+    """However few are given: bits of the same image say nothing new."""
+    seen = []
+
+    class Spy:
+        n_bits = 100
+
+        def codes(self, view, advance):
+            seen.extend(image.tobytes() for image in view.read(np.arange(len(view)), 16))
+            return Codes.from_relaxed(np.ones((len(view), 100)))
+
+    result = export.compare_bits(Spy(), Spy(), as_images(images[0][:2]), QUIET)
+    assert result["n_checked"] == 100_000 and len(seen) == 2_000 and len(set(seen)) == 1_000
+
+
+def test_a_folder_of_other_files_is_left_alone(model, images, tmp_path, monkeypatch):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="not empty; choose another --out"):
+        export_onnx(model, tmp_path, as_images(images[0]), QUIET)
+    assert (tmp_path / "thesis.txt").exists()
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(export, "compare_bits", interrupted)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        export_onnx(model, tmp_path / "empty", as_images(images[0]), QUIET)
+    assert not (tmp_path / "empty").exists(), "no partial export is left"
+
+
+def test_a_linear_projection_is_part_of_the_graph(shallow, images, tmp_path):
+    result = export_onnx(shallow / "itq", tmp_path / "out", as_images(images[0]), QUIET)
+    assert result["same_model"] and not (tmp_path / "out" / "hasher").exists()
+    code = f"""
+import sys
+sys.modules["torch"] = sys.modules["sklearn"] = sys.modules["scipy"] = None
+import numpy as np
+from hashlens.codes.encoder import Encoder
+images = np.random.default_rng(7).integers(0, 256, (300, 24, 24, 3), np.uint8)
+np.save({str(tmp_path / "codes.npy")!r}, Encoder.load({str(tmp_path / "out")!r}).codes(images).packed)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert np.array_equal(np.load(tmp_path / "codes.npy"), load(shallow / "itq").encode(fresh_images()).packed)
+
+
+def test_another_projection_lies_beside_it(shallow, images, tmp_path):
+    export_onnx(shallow / "ksh", tmp_path / "out", as_images(images[0]), QUIET)
+    assert (tmp_path / "out" / "hasher" / "model.safetensors").exists()
+    encoder = Encoder.load(tmp_path / "out")
+    assert encoder.codes(fresh_images()).equals(load(shallow / "ksh").encode(fresh_images()))
+    KSH(8, features="small-cnn", n_anchors=20, random_state=1).fit(*images).save(tmp_path / "out" / "hasher")
+    with pytest.raises(DataError, match=r"hasher.*is not as it was written"):
+        Encoder.load(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("size", "refused"), [(0.5, True), (3e-4, False)])
+def test_other_bits_make_another_model(shallow, images, tmp_path, monkeypatch, size, refused):
+    """A few bits in 100,000 make it another model; more than one in a thousand refuse it."""
+    honest = export._append_projection
+    monkeypatch.setattr(export, "_append_projection", lambda graph, mean, W: honest(graph, mean * (1 + size), W))
+    if refused:
+        with pytest.raises(MismatchError, match=r"only \d\d\.\d\d% of the bits"):
+            export_onnx(shallow / "itq", tmp_path / "out", as_images(images[0]), QUIET)
+        assert not (tmp_path / "out").exists()
+        return
+    result = export_onnx(shallow / "itq", tmp_path / "out", as_images(images[0]), QUIET)
+    assert 0.999 <= result["bits_equal"] < 1 and not result["same_model"]
+    own, given = ModelFolder.resolve(tmp_path / "out").describe(), ModelFolder.resolve(shallow / "itq").describe()
+    with pytest.raises(MismatchError, match="codes of two models cannot be mixed"):
+        ModelFolder.require_same(own, given, "index")
+
+
+def test_without_torch(model, images, tmp_path):
+    """A process in which torch cannot be imported encodes with the exported model and explains the other."""
+    export_onnx(model, tmp_path / "out", as_images(images[0]), QUIET)
+    code = f"""
+import sys
+sys.modules["torch"] = None
+import numpy as np
+from hashlens.errors import UsageError
+from hashlens.codes.encoder import Encoder
+images = np.random.default_rng(7).integers(0, 256, (300, 24, 24, 3), np.uint8)
+np.save({str(tmp_path / "codes.npy")!r}, Encoder.load({str(tmp_path / "out")!r}).codes(images).packed)
+try:
+    Encoder.load({str(model)!r})
+except UsageError as error:
+    print(error.message)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 'needs torch; run: pip install "hashlens[train]"' in done.stdout and "exported" in done.stdout
+    assert np.array_equal(np.load(tmp_path / "codes.npy"), load(model).encode(fresh_images()).packed)
+
+
+def test_damaged_and_unsuitable(model, images, tmp_path, clusters):
+    X, y = clusters
+    given = as_images(images[0])
+    DTSH(8, training=Training(epochs=1, batch_size=50)).fit(X, y).save(tmp_path / "features")
+    with pytest.raises(UsageError, match="trained on features"):
+        export_onnx(tmp_path / "features", tmp_path / "out", given, QUIET)
+    ITQ(8, features="gist").fit(given).save(tmp_path / "itq")
+    with pytest.raises(UsageError, match="runs without torch as it is"):
+        export_onnx(tmp_path / "itq", tmp_path / "out", given, QUIET)
+    export_onnx(model, tmp_path / "out", given, QUIET)
+    (tmp_path / "out" / "model.onnx").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"model\.onnx is not as it was written"):
+        Encoder.load(tmp_path / "out")
+    with pytest.raises(DataError, match="is not a model"):
+        Encoder.load(tmp_path / "nowhere")

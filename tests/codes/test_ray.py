@@ -1,0 +1,90 @@
+"""Encoding on a local Ray: the same bytes as without it. In a process of its own, as Ray's warnings are not ours."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hashlens.codes.encode import encode_source
+from hashlens.codes.encoder import Encoder
+from hashlens.errors import UsageError
+from hashlens.hashers.shallow.lsh import LSH
+from hashlens.progress import Progress
+
+QUIET = Progress(quiet=True)
+
+CODE = """
+import sys
+from pathlib import Path
+import ray
+from hashlens.codes.encode import encode_source
+from hashlens.codes.encoder import Encoder
+from hashlens.errors import UsageError
+from hashlens.progress import Progress
+
+source, model, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+how = {"out": out, "progress": Progress(quiet=True), "shard_size": 8, "ray_model": model}
+print(encode_source(Encoder.load(model), source, **how))
+print(encode_source(Encoder.load(model), source, **how))
+try:
+    encode_source(Encoder.load(model), "digits", **how)
+except UsageError as error:
+    print(error.message)
+"""
+
+
+@pytest.fixture
+def photos(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("cats", "dogs"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(10):
+            Image.fromarray(rng.integers(0, 256, (20, 16, 3), np.uint8)).save(tmp_path / "photos" / name / f"{i}.png")
+    (tmp_path / "photos" / "cats" / "3.png").write_bytes(b"not an image")
+    return tmp_path / "photos"
+
+
+def test_the_same_folder_as_without_ray(photos, tmp_path):
+    rng = np.random.default_rng(1)
+    hasher = LSH(12, features="gist").fit([rng.integers(0, 256, (20, 16, 3), np.uint8) for _ in range(30)])
+    hasher.save(tmp_path / "model")
+    encoder = Encoder.load(tmp_path / "model")
+    whole = tmp_path / "whole"
+    encode_source(encoder, str(photos), whole, QUIET, shard_size=8)
+    # what a killed run would have left: one of the three shards
+    out = tmp_path / "codes"
+    with pytest.raises(KeyboardInterrupt):
+        shards = iter(range(9))
+        encode_source(encoder, str(photos), out, QUIET, shard_size=8, stop=_after(shards, 2))
+    environment = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    arguments = [str(photos), str(tmp_path / "model"), str(out)]
+    done = subprocess.run([sys.executable, "-c", CODE, *arguments], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    first, second, refused = done.stdout.splitlines()[-3:]
+    assert first == second == str({"n": 19, "n_bits": 12, "n_skipped": 1, "out": str(out)})
+    assert refused == "digits is in the memory of one machine; encode it without --on ray"
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == {
+        file.name: file.read_bytes() for file in whole.iterdir()
+    }
+
+
+def _after(shards, n):
+    """Asked before each shard and after each batch: interrupts before the shard after n."""
+
+    def stop():
+        if next(shards) >= n:
+            raise KeyboardInterrupt
+        return False
+
+    return stop
+
+
+def test_a_missing_ray_is_named_with_its_extra(photos, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r'needs ray; run: pip install "hashlens\[ray\]"'):
+        encode_source(None, str(photos), tmp_path / "codes", QUIET, ray_model=tmp_path / "model")
+    assert not (tmp_path / "codes").exists()

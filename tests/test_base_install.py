@@ -1,0 +1,134 @@
+"""A plain `pip install hashlens`: exported models encode and search; everything else names the extra it needs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packaging.requirements import Requirement
+from PIL import Image
+
+from hashlens import DTSH, Training, make_hasher
+from hashlens.errors import EXTRAS
+
+SOURCE = Path(__file__).parent.parent / "src"
+SMALL = Training(epochs=1, batch_size=8)
+
+
+def installed(name, found, extra=""):
+    """All distributions that an install of `name` brings."""
+    if name in found:
+        return found
+    distribution = metadata.distribution(name)
+    found[name] = distribution
+    for line in distribution.requires or ():
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            installed(requirement.name.lower().replace("_", "-"), found)
+    return found
+
+
+def fill(site, extra=""):
+    """Make `site` a folder like site-packages that has only what hashlens or hashlens[extra] needs."""
+    site.mkdir(exist_ok=True)
+    distributions = installed("hashlens", {}, extra)
+    del distributions["hashlens"]
+    for distribution in distributions.values():
+        for name in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            if not (site / name).exists():
+                (site / name).symlink_to(distribution.locate_file(name))
+
+
+def run_in(place, site, *arguments):
+    environment = os.environ | {"PYTHONPATH": f"{SOURCE}{os.pathsep}{site}", "HASHLENS_OFFLINE": "1"}
+    command = [sys.executable, "-S", "-m", "hashlens", *arguments]
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A folder like site-packages with the base dependencies alone, and what a user has: models and photos."""
+    site, place = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("place")
+    fill(site)
+    rng = np.random.default_rng(0)
+    pixels, y = rng.integers(0, 256, (24, 20, 20, 3), np.uint8), np.repeat(np.arange(3), 8)
+    for row, image in enumerate(pixels):
+        (place / "photos" / str(y[row])).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / "photos" / str(y[row]) / f"{row}.png")
+    DTSH(12, backbone="small-cnn", training=SMALL).fit(pixels, y).save(place / "deep")
+    make_hasher("itq", n_bits=12, features="small-cnn").fit(pixels).save(place / "itq")
+    for name in ("deep", "itq"):
+        command = [sys.executable, "-m", "hashlens", "export", name, "--images", "photos", "--out", f"{name}-exported"]
+        subprocess.run(command, cwd=place, env=os.environ | {"PYTHONPATH": str(SOURCE)}, check=True)
+
+    def run(*arguments):
+        return run_in(place, site, *arguments)
+
+    assert run("encode", "photos", "--model", "deep-exported", "--out", "codes").returncode == 0
+    assert run("index", "build", "codes", "--out", "index").returncode == 0
+    yield run
+    shutil.rmtree(site)
+
+
+@pytest.mark.parametrize("model", ["deep-exported", "itq-exported"])
+def test_exported_models_encode_and_search(base, model):
+    for command in (
+        ["encode", "photos", "--model", model, "--out", f"codes-{model}"],
+        ["index", "build", f"codes-{model}", "--out", f"index-{model}"],
+        ["search", f"index-{model}", "photos/1/9.png", "-k", "24", "--model", model, "--json"],
+    ):
+        done = base(*command)
+        assert done.returncode == 0, done.stderr
+    own = next(hit for hit in json.loads(done.stdout)["hits"] if hit["path"].endswith("photos/1/9.png"))
+    assert own["distance"] == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "extra"),
+    [
+        ("demo", "train"),
+        ("train photos", "train"),
+        ("train photos --method itq --features gist", "methods"),
+        ("serve index --model deep-exported", "serve"),
+        ("encode photos --model deep-exported --on ray --out new", "ray"),
+        ("compare photos --methods itq --features gist", "methods"),
+        ("features photos", "train"),
+        ("features photos --kind gist", "methods"),
+        ("encode photos --model deep", "train"),
+        ("encode photos --model itq", "methods"),
+        ("export deep", "train"),
+        ("index copy index --engine faiss --to lists", "faiss"),
+        ("data check digits", "methods"),
+    ],
+)
+def test_a_missing_extra_is_named(base, typed, extra):
+    done = base(*typed.split())
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert lines[-1].startswith("error: ") and f'pip install "hashlens[{extra}]"' in lines[-1]
+
+
+def test_shallow_methods_train_with_the_methods_extra_alone(tmp_path):
+    fill(site := tmp_path / "site", "methods")
+    for row, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (24, 20, 20, 3), np.uint8)):
+        file = tmp_path / "photos" / str(row % 3) / f"{row}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(file)
+    itq = ["train", "photos", "--method", "itq"]
+    done = run_in(tmp_path, site, *itq, "--features", "gist", "--bits", "12", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    assert 'pip install "hashlens[report]"' in done.stderr and "report" not in done.stdout
+    assert (tmp_path / "run" / "result.json").exists() and not (tmp_path / "run" / "report.html").exists()
+    done = run_in(tmp_path, site, *itq)
+    assert done.returncode == 2 and 'pip install "hashlens[train]"' in done.stderr
+
+
+def test_doctor_lists_what_is_missing(base):
+    done = base("doctor")
+    assert done.returncode == 0, done.stderr
+    assert all(f"{extra} missing" in done.stdout for extra in set(EXTRAS.values()))
