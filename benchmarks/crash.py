@@ -61,7 +61,7 @@ def check_codes(folder: Path) -> str:
     if not (folder / MANIFEST).exists():
         return "nothing yet"
     codes = CodesFolder.open(folder)
-    codes.verify()
+    assert not codes.damaged()
     n = sum(len(part) for part, _ in codes)
     return f"{len(codes.shards)} complete shards, {n} codes"
 
@@ -76,7 +76,9 @@ def prepare_add(place: Path) -> None:
     IndexFolder.create(place / "index", 48, MODEL).add(*shard(0))
     codes = CodesFolder.create(place / "codes", n_bits=48, model=MODEL, shard_size=N_CODES)
     for number in range(1, N_SHARDS + 1):
-        codes.add(*shard(number))
+        first, (packed, items) = codes.list["n"], shard(number)
+        codes.extend(items)
+        codes.append(slice(first, first + len(items)), packed, items)
     codes.finish()
 
 

@@ -63,3 +63,11 @@ def make_index(folder: Path) -> Made:
     index.add(codes[:30], items[:30])
     index.add(codes[30:], items[30:])
     return made
+
+
+def add_shard(folder, codes, items):
+    """List images (a table, or paths) in a codes folder and write their codes as one shard."""
+    table = items if isinstance(items, pa.Table) else pa.table({"path": items})
+    first = folder.list["n"]
+    folder.extend(table)
+    folder.append(slice(first, first + len(codes)), codes, table)

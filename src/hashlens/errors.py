@@ -51,34 +51,31 @@ class Stopped(HashlensError):
     exit_code = 130
 
 
-EXTRAS = {  # the extra of hashlens that installs a module
-    "torch": "train",
-    "onnx": "train",
-    "sklearn": "methods",
-    "scipy": "methods",
-    "threadpoolctl": "methods",
-    "matplotlib": "report",
-    "jinja2": "report",
-    "fastapi": "serve",
-    "uvicorn": "serve",
-    "multipart": "serve",
-    "prometheus_client": "serve",
-    "cachetools": "serve",
-    "transformers": "transformers",
-    "datasets": "datasets",
-    "faiss": "faiss",
-    "pymilvus": "milvus",
-    "psycopg": "pgvector",
-    "ray": "ray",
+EXTRAS = {  # and the modules that they install
+    "train": ("torch", "onnx"),
+    "methods": ("sklearn", "scipy", "threadpoolctl"),
+    "report": ("matplotlib", "jinja2"),
+    "serve": ("fastapi", "uvicorn", "multipart", "prometheus_client", "cachetools"),
+    "transformers": ("transformers",),
+    "datasets": ("datasets",),
+    "faiss": ("faiss",),
+    "milvus": ("pymilvus",),
+    "pgvector": ("psycopg",),
+    "ray": ("ray",),
 }
 
 
 class MissingExtra(UsageError):
     """A module that this installation does not have."""
 
-    def __init__(self, module: str, why: str = "this"):
-        self.module = module
-        super().__init__(f'{why} needs {module}; run: pip install "hashlens[{EXTRAS[module]}]"')
+    def __init__(self, name: str, why: str = "this"):
+        self.name = name
+        super().__init__(f'{why} needs {name}; run: pip install "hashlens[{extra_of(name)}]"')
+
+
+def extra_of(module: str | None) -> str | None:
+    """The extra that installs a module, if one does."""
+    return next((extra for extra, modules in EXTRAS.items() if module in modules), None)
 
 
 def require(*modules: str, why: str = "this") -> None:

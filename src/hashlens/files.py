@@ -150,15 +150,19 @@ def require_kind(path: Path, begins: bytes, what: str) -> None:
 
 def require_room(folder: Path, n_bytes: int, what: str) -> None:
     """Refuse before the work starts if the disk of `folder` has less than `n_bytes` free."""
-    existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents] if parent.exists())
-    free = shutil.disk_usage(existing).free
-    if free < n_bytes:
+    if (free := free_bytes(folder)) < n_bytes:
         cached = folder.absolute().is_relative_to(cache_dir().absolute())
         other = "set HASHLENS_CACHE to a folder on another disk" if cached else "choose a folder on another disk"
         raise StorageError(
             f"not enough disk space for {what} in {folder}: {n_bytes / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free;"
             f" free some space or {other}"
         )
+
+
+def free_bytes(folder: Path) -> int:
+    """On the disk of a folder that need not exist yet."""
+    existing = next(place for place in [folder.absolute(), *folder.absolute().parents] if place.exists())
+    return shutil.disk_usage(existing).free
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +20,7 @@ from typing import Any, TypeVar
 
 import hashlens
 from hashlens.errors import EXTRAS, UsageError
-from hashlens.files import cache_dir
+from hashlens.files import cache_dir, free_bytes
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -120,11 +119,9 @@ def _cpu_name() -> str:
 
 def diagnose() -> dict[str, Any]:
     facts: dict[str, Any] = {"versions": versions(), "machine": machine()}
-    missing = {extra for module, extra in EXTRAS.items() if importlib.util.find_spec(module) is None}
-    facts["extras"] = {
-        extra: "missing" if extra in missing else "installed" for extra in dict.fromkeys(EXTRAS.values())
-    }
-    if "train" in missing:
+    there = {extra: all(map(importlib.util.find_spec, modules)) for extra, modules in EXTRAS.items()}
+    facts["extras"] = {extra: "installed" if found else "missing" for extra, found in there.items()}
+    if not there["train"]:
         facts["training"] = 'not possible; run: pip install "hashlens[train]"'
     else:
         from hashlens.features.networks.inference import choose_device
@@ -136,6 +133,5 @@ def diagnose() -> dict[str, Any]:
         with suppress(FileNotFoundError):  # deleted by another process
             used += path.stat().st_size if path.is_file() else 0
     facts["cache"] = f"{cache} ({used / 1e6:,.0f} MB; may be deleted at any time)"
-    existing = next(parent for parent in [cache, *cache.parents] if parent.exists())
-    facts["disk"] = f"{shutil.disk_usage(existing).free / 1e9:,.0f} GB free"
+    facts["disk"] = f"{free_bytes(cache) / 1e9:,.0f} GB free"
     return facts

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from made_index import add_shard
 from PIL import Image
 
 from hashlens import Codes, cli
@@ -33,7 +34,7 @@ def codes(tmp_path, rng):
     """Two shards of 40 codes."""
     folder = CodesFolder.create(tmp_path / "codes", n_bits=48, model=MODEL)
     for part in "ab":
-        folder.add(Codes.from_relaxed(rng.normal(size=(40, 48))), [f"{part}/{i}.jpg" for i in range(40)])
+        add_shard(folder, Codes.from_relaxed(rng.normal(size=(40, 48))), [f"{part}/{i}.jpg" for i in range(40)])
     folder.finish()
     return tmp_path / "codes"
 
@@ -45,7 +46,7 @@ def test_build_add_remove_compact_verify(run, codes, tmp_path, rng):
     code, out = run("index", "build", codes, "--out", index, "--quiet")  # again: nothing twice
     assert code == 0 and out.startswith("0 codes added") and "80 were already there or removed" in out
     more = CodesFolder.create(tmp_path / "more", n_bits=48, model=MODEL)
-    more.add(Codes.from_relaxed(rng.normal(size=(5, 48))), [f"c/{i}.jpg" for i in range(5)])
+    add_shard(more, Codes.from_relaxed(rng.normal(size=(5, 48))), [f"c/{i}.jpg" for i in range(5)])
     more.finish()
     assert json.loads(run("index", "add", index, tmp_path / "more", "--json", "--quiet")[1])["n"] == 85
     assert json.loads(run("index", "remove", index, "--path", "a/1*", "--json")[1])["removed"] == 11
@@ -104,7 +105,7 @@ def test_what_is_refused(run, codes, tmp_path, rng):
     assert run("index", "add", index, codes)[0] == 3  # no index
     run("index", "build", codes, "--out", index, "--quiet")
     other = CodesFolder.create(tmp_path / "other", n_bits=48, model={"fingerprint": "cd" * 32, "name": "other"})
-    other.add(Codes.from_relaxed(rng.normal(size=(5, 48))), [f"c/{i}.jpg" for i in range(5)])
+    add_shard(other, Codes.from_relaxed(rng.normal(size=(5, 48))), [f"c/{i}.jpg" for i in range(5)])
     code, out = run("index", "add", index, tmp_path / "other")
     assert code == 3 and "not finished" in out
     other.finish()
@@ -160,7 +161,7 @@ def test_the_same_images_are_added_once_whoever_wrote_their_table(run, codes, tm
     monkeypatch.setattr(shards, "parquet", lambda table: whole(table).replace(b"parquet-cpp", b"parquet-CPP"))
     again = CodesFolder.create(tmp_path / "again", n_bits=48, model=MODEL)
     for part in CodesFolder.open(codes):
-        again.add(*part)
+        add_shard(again, *part)
     again.finish()
     files = [(place / "shard-000000000.items.parquet").read_bytes() for place in (codes, tmp_path / "again")]
     assert files[0] != files[1]

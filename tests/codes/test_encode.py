@@ -22,7 +22,7 @@ from hashlens.codes import Codes
 from hashlens.codes import encode as encoding
 from hashlens.codes.encode import parse_part
 from hashlens.codes.encoder import Encoder
-from hashlens.codes.folder import CodesFolder, open_together, require_complete, shards_in_order
+from hashlens.codes.folder import CodesFolder, open_together, shards_in_order
 from hashlens.data import Columns, open_source
 from hashlens.data import images as images_module
 from hashlens.errors import DataError, MismatchError, Stopped, StorageError, UsageError
@@ -102,8 +102,7 @@ def test_a_folder_with_classes(hasher, photos, tmp_path):
     paths = aligned(tmp_path / "codes", hasher)
     assert paths == sorted(str(path) for path in photos.glob("*/*"))
     folder = CodesFolder.open(tmp_path / "codes")
-    folder.verify()
-    require_complete([folder])
+    assert folder.done and not folder.damaged()
     assert [shard.n for shard in folder.shards] == [8, 8, 4]
     items = folder.concatenated()[1].to_pylist()
     assert {tuple(item["labels"]) for item in items} == {("cats",), ("dogs",)}
@@ -551,7 +550,7 @@ def test_the_same_command_resumes(hasher, photos, tmp_path, whole, n):
     with pytest.raises(Interrupted):
         encode_source(interrupt_after(hasher, n), source, out, QUIET, shard_size=4)
     found = CodesFolder.open(out)
-    found.verify()
+    assert not found.damaged()
     assert (len(found.shards), found.done) == (n, False)
     sizes, said = [], Said()
     encode_source(Wrapped(hasher, lambda images: sizes.append(len(images))), source, out, said, shard_size=4)
@@ -715,7 +714,7 @@ def test_damage_of_a_folder_that_took_more_images(hasher, tmp_path):
     assert encode_source(hasher, str(photos), out, QUIET, shard_size=8)["n"] == len(paths)
     again, same = read(out)
     assert same == paths and again.equals(codes)
-    CodesFolder.open(out).verify()
+    assert not CodesFolder.open(out).damaged()
 
 
 def damage(out, start):
@@ -848,7 +847,6 @@ def test_parts_make_the_whole(hasher, photos, tmp_path, whole, n_parts):
     assert sum(result["n"] for result in results) == 20 and sum(result["n_skipped"] for result in results) == 1
     assert contents(out, "*/shard-*") == {name: content for name, content in whole.items() if name.startswith("shard")}
     folders = open_together([out])
-    require_complete(folders)
     codes, items = zip(*(shard.load() for shard in shards_in_order(folders)), strict=True)
     expected, paths = read(tmp_path / "whole")
     assert Codes.concatenate(codes).equals(expected)
@@ -896,7 +894,7 @@ def test_a_disk_that_fills_up(hasher, photos, tmp_path, whole, monkeypatch):
         patch.setattr(Path, "write_bytes", full)
         with pytest.raises(StorageError, match=r"the disk is full.*\(3 shards are complete and safe\)"):
             encode_source(hasher, str(photos), out, QUIET, shard_size=4)
-    CodesFolder.open(out).verify()
+    assert not CodesFolder.open(out).damaged()
     assert len(CodesFolder.open(out).shards) == 3
     encode_source(hasher, str(photos), out, QUIET, shard_size=4)
     assert contents(out) == whole

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from hashlens import DTSH, Training, load
 from hashlens.codes import Codes, export
@@ -82,6 +83,20 @@ def test_no_image_is_checked_twice(images):
 
     result = export.compare_bits(Spy(), Spy(), as_images(images[0][:2]), QUIET)
     assert result["n_checked"] == 100_000 and len(seen) == 2_000 and len(set(seen)) == 1_000
+
+
+def test_unreadable_images_are_skipped_and_counted(model, images, tmp_path):
+    paths = [tmp_path / f"{row}.png" for row in range(6)]
+    for path, pixels in zip(paths, images[0], strict=False):
+        Image.fromarray(pixels).save(path)
+    paths[0].write_bytes(b"not an image")
+    paths[3].unlink()
+    result = export_onnx(model, tmp_path / "out", as_images(paths), QUIET)
+    assert (result["n_images"], result["n_skipped"], result["same_model"]) == (4, 2, True)
+    assert result["n_checked"] >= 100_000
+    with pytest.raises(DataError, match=r"none of 2 can be read, first: not an image\); name others with --images"):
+        export_onnx(model, tmp_path / "no", as_images([paths[0], paths[3]]), QUIET)
+    assert not (tmp_path / "no").exists()
 
 
 def test_a_folder_of_other_files_is_left_alone(model, images, tmp_path, monkeypatch):

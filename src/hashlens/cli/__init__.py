@@ -11,7 +11,7 @@ import typer
 
 import hashlens
 from hashlens.cli import about, data, encode, index, results, search, train
-from hashlens.errors import EXTRAS, HashlensError, MissingExtra, Stopped, StorageError
+from hashlens.errors import HashlensError, MissingExtra, Stopped, StorageError, extra_of
 
 ClickException: Any = typer.BadParameter.__mro__[2]  # typer contains a click of its own, or uses the public one
 
@@ -46,7 +46,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        if module not in EXTRAS:
+        if not extra_of(module):
             raise
         print(f"error: {MissingExtra(module, 'this command').message}", file=sys.stderr)
         sys.exit(MissingExtra.exit_code)

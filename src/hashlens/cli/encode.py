@@ -88,6 +88,8 @@ def export(
         f"check    {result['bits_equal']:.4%} of {result['n_checked']:,} bits are equal,"
         f" on {result['n_images']:,} images{crops}"
     )
+    if result["n_skipped"]:
+        print(f"images skipped, because they cannot be read: {result['n_skipped']:,}")
     if not result["same_model"]:
         print("note: not all bits are equal, so this is another model: its codes do not mix with those of the original")
     print(f"next     hashlens encode path/to/images --model {quoted(out)} --out codes")

@@ -18,7 +18,7 @@ import hashlens
 from hashlens.codes import Codes
 from hashlens.codes.model import ModelFolder
 from hashlens.data.images import Images, as_images
-from hashlens.errors import EXTRAS, DataError, MissingExtra
+from hashlens.errors import DataError, MissingExtra, extra_of
 from hashlens.features.extractor import Extractor, in_blocks, is_features, mirrored
 from hashlens.machine import blocks, one_blas_thread, work_ahead
 
@@ -66,10 +66,9 @@ class Encoder:
         try:
             return cls.of(hashlens.load(folder.path), folder.describe())
         except (ModuleNotFoundError, MissingExtra) as error:
-            module = error.module if isinstance(error, MissingExtra) else error.name
-            if module not in EXTRAS:
+            if error.name is None or not extra_of(error.name):
                 raise
-            raise MissingExtra(module, f"the model in {folder.path} (unless it is exported)") from error
+            raise MissingExtra(error.name, f"the model in {folder.path} (unless it is exported)") from error
 
     @cached_property
     def model(self) -> dict[str, str]:

@@ -11,7 +11,6 @@ A linear projection is part of the graph, so that neither torch nor scikit-learn
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from itertools import count
 from pathlib import Path
@@ -22,10 +21,11 @@ import numpy as np
 import hashlens
 from hashlens.codes.encoder import Encoder
 from hashlens.codes.model import CONFIG, EXPORTED, ModelFolder
-from hashlens.errors import DataError, HashlensError, MismatchError, UsageError, require
+from hashlens.errors import DataError, MismatchError, UsageError, require
 from hashlens.features.extractor import Extractor
 from hashlens.features.networks.session import one_core_session
 from hashlens.files import replacing, sha256, write_json
+from hashlens.machine import work_ahead
 from hashlens.progress import Progress
 
 if TYPE_CHECKING:
@@ -37,25 +37,19 @@ ENOUGH = 0.999  # of the bits must be those of the model that was exported
 
 
 def load_exported(folder: ModelFolder) -> Encoder:
-    path = folder.path / EXPORTED
-    try:
-        facts = json.loads((folder.path / CONFIG).read_text(encoding="utf-8"))
+    with folder.damage_errors():
+        facts = folder.config()
         if facts.get("format") != FORMAT:
             raise DataError(f"{folder.path} is not a model exported by this version; export it again")
-        if sha256(path) != facts["sha256"]:
-            raise DataError(f"{path} is not as it was written; export the model again")
-        forward = one_core_session(str(path))
+        written = {EXPORTED: facts["sha256"]} | {f"hasher/{name}": value for name, value in facts["hasher"].items()}
+        for name, expected in written.items():
+            if sha256(folder.path / name) != expected:
+                raise DataError(f"{folder.path / name} is not as it was written; export the model again")
+        forward = one_core_session(str(folder.path / EXPORTED))
         extractor = Extractor(lambda: forward, facts["input"]["size"], lambda: facts["sha256"])
-        for name, expected in facts["hasher"].items():
-            if sha256(folder.path / "hasher" / name) != expected:
-                raise DataError(f"{folder.path / 'hasher' / name} is not as it was written; export the model again")
         hasher = hashlens.load(folder.path / "hasher") if facts["hasher"] else None
-        how = {"mirror": facts["input"]["mirror"], "model": folder.describe()}
-        return Encoder(extractor, facts["n_bits"], hasher=hasher, **how)
-    except HashlensError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"the exported model in {folder.path} is damaged ({error}); export it again") from error
+        mirror, model = facts["input"]["mirror"], folder.describe()
+        return Encoder(extractor, facts["n_bits"], hasher=hasher, mirror=mirror, model=model)
 
 
 def require_exportable(model: Path, out: Path) -> ModelFolder:
@@ -125,6 +119,7 @@ def compare_bits(ours: Encoder, exported: Encoder, images: Images, progress: Pro
     from hashlens.hashers.deep.inputs import Windows
 
     n_wanted = -(-CHECKED_BITS // ours.n_bits)
+    images, n_skipped = _readable(images, n_wanted)
     n_equal = n_checked = 0
     with progress.bar("check", 2 * n_wanted) as advance:
         for seed in count():
@@ -137,12 +132,29 @@ def compare_bits(ours: Encoder, exported: Encoder, images: Images, progress: Pro
                 break
     n_bits = n_checked * ours.n_bits
     return {
-        "n_images": min(len(images), n_wanted),
-        "n_crops": max(0, n_checked - len(images)),
+        "n_images": len(images),
+        "n_skipped": n_skipped,
+        "n_crops": n_checked - len(images),
         "n_checked": n_bits,
         "bits_equal": n_equal / n_bits,
         "same_model": n_equal == n_bits,
     }
+
+
+def _readable(images: Images, n: int) -> tuple[Images, int]:
+    """The first n images that can be read, and how many before them cannot."""
+    rows, reasons = [], []
+    for row, why in enumerate(work_ahead(images.why_unreadable, range(len(images)))):
+        if why:
+            reasons.append(why)
+        else:
+            rows.append(row)
+        if len(rows) == n:
+            break
+    if not rows:
+        why = f"none of {len(reasons):,} can be read, first: {reasons[0]}" if reasons else "there are none"
+        raise DataError(f"the exported model cannot be checked without images ({why}); name others with --images")
+    return images[rows], len(reasons)
 
 
 def _graph(hasher: Any, encoder: Encoder, model: Path) -> tuple[bytes, bool]:

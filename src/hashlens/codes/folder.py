@@ -34,8 +34,8 @@ import pyarrow.parquet as pq
 
 from hashlens.codes import Codes
 from hashlens.codes.model import ModelFolder
-from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
-from hashlens.files import LOCK, replacing, sha256, storage_errors, sync, write_csv, write_json
+from hashlens.errors import DataError, MismatchError, UsageError
+from hashlens.files import replacing, require_own, sha256, storage_errors, sync, write_csv, write_json
 from hashlens.machine import blocks
 
 FORMAT = "hashlens codes folder 2"
@@ -68,26 +68,21 @@ class Shard:
     def files(self) -> tuple[Path, Path]:
         return self.folder / f"{self.name}.codes.npy", self.folder / f"{self.name}.items.parquet"
 
-    def load(self) -> tuple[Codes, pa.Table]:
-        """The codes, mapped from their file, and the table of their images."""
+    def load(self, verify: bool = False) -> tuple[Codes, pa.Table]:
+        """The codes, mapped from their file, and the table of their images; `verify` compares checksums first."""
         try:
+            if verify and (damage := self.damage()):
+                raise ValueError(damage)
             codes = Codes(np.load(self.files[0], mmap_mode="r" if self.n else None), self.n_bits)
             items = pq.read_table(self.files[1])
             if not len(codes) == len(items) == self.n:
                 raise ValueError(f"{len(codes):,} codes and {len(items):,} images instead of {self.n:,}")
-        except (OSError, ValueError, EOFError, pa.ArrowException, HashlensError) as error:
-            raise self._damaged(str(error)) from error
+        except (OSError, ValueError, EOFError, pa.ArrowException) as error:
+            raise DataError(
+                f"{self.name} in {self.folder} is damaged ({error}); rerun the same hashlens encode command to make it"
+                " again"
+            ) from error
         return codes, items
-
-    def require_whole(self) -> None:
-        """Refuse a shard whose files have changed since they were written."""
-        if damage := self.damage():
-            raise self._damaged(damage)
-
-    def _damaged(self, why: str) -> DataError:
-        return DataError(
-            f"{self.name} in {self.folder} is damaged ({why}); rerun the same hashlens encode command to make it again"
-        )
 
     def damage(self) -> str | None:
         """What is wrong with its files, by their checksums."""
@@ -132,16 +127,16 @@ class CodesFolder:
         file = path / MANIFEST
         try:
             manifest = json.loads(file.read_text(encoding="utf-8"))
-            if manifest["format"] == FORMAT:
-                return cls(path, manifest)
+            if manifest["format"] != FORMAT:
+                found = manifest["format"]
+                raise MismatchError(f"{file} has the format {found!r}, not {FORMAT!r}; encode into another folder")
+            return cls(path, manifest)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise DataError(
                 f"{path} has no codes ({MANIFEST} is missing); give a folder made by hashlens encode or train"
             ) from error
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{file} is damaged ({error}); encode again into another folder") from error
-        found = manifest["format"]
-        raise MismatchError(f"{file} has the format {found!r}, not {FORMAT!r}; encode again into another folder")
+            raise DataError(f"{file} is damaged ({error}); encode into another folder") from error
 
     @classmethod
     def create(
@@ -158,8 +153,6 @@ class CodesFolder:
         path = Path(path)
         if (path / MANIFEST).exists():
             folder = cls.open(path)
-            if n_bits != folder.n_bits:
-                raise MismatchError(f"{path} has codes of {folder.n_bits} bits, this model makes {n_bits}; {ANOTHER}")
             ModelFolder.require_same(folder.model, model, path)
             if source != folder.source:
                 raise MismatchError(f"{path} has the codes of {folder.source}, not of {source}; {ANOTHER}")
@@ -170,15 +163,11 @@ class CodesFolder:
                 )
             folder._clean()
             return folder
-        with storage_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
-            names = {entry.name for entry in path.iterdir()} - {MANIFEST, LIST, SKIPPED, LOCK}
-        if foreign := sorted(name for name in names if not REPLACEABLE.fullmatch(name)):
-            raise UsageError(f"{path} contains other files ({foreign[0]}) and is not a codes folder; {ANOTHER}")
+        require_own(path, [SKIPPED], "codes")  # the first file that is written here and the last to go
         manifest = {"n_bits": n_bits, "model": model, "shard_size": shard_size, "source": source, "part": part}
         folder = cls(path, manifest | {"list": {"n": 0, "columns": [], "sha256": ""}, "done": False, "shards": []})
-        folder._clean()
         write_csv(path / SKIPPED, ("path", "reason"), ())
+        folder._clean()
         folder._commit()
         return folder
 
@@ -206,21 +195,16 @@ class CodesFolder:
         found = [(shard, shard.damage()) for shard in self.shards]
         return [(shard, damage) for shard, damage in found if damage]
 
-    def verify(self) -> None:
-        """Read every file and compare its checksum."""
-        for shard in self.shards:
-            shard.require_whole()
-
     def listed(self) -> pa.Table:
         """All images to encode."""
         if self._listed is None:
             try:
                 table = pq.read_table(pa.BufferReader((self.path / LIST).read_bytes())).slice(0, self.list["n"])
                 table = table.select(self.list["columns"])
-            except (OSError, KeyError, pa.ArrowException) as error:
-                raise DataError(f"{self.path / LIST} cannot be read ({error}); {ANOTHER}") from error
-            if content_hash(table) != self.list["sha256"]:
-                raise DataError(f"{self.path / LIST} has changed since it was written; {ANOTHER}")
+                if content_hash(table) != self.list["sha256"]:
+                    raise ValueError("it has changed since it was written")
+            except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+                raise DataError(f"{self.path / LIST} is damaged ({error}); {ANOTHER}") from error
             self._listed = table
         return self._listed
 
@@ -262,20 +246,14 @@ class CodesFolder:
     def missing(self) -> list[slice]:
         """Ranges of rows that still need a shard."""
         i, n_parts = self.part
-        if n_parts > 1:
-            there = {shard.start for shard in self.shards}
-            mine = blocks(self.list["n"], self.shard_size)[i - 1 :: n_parts]
-            return [rows for rows in mine if rows.start not in there]
         found, end = [], 0
         for start, stop in [*((shard.start, shard.stop) for shard in self.shards), (self.list["n"], 0)]:
             found += [slice(end + rows.start, end + rows.stop) for rows in blocks(start - end, self.shard_size)]
             end = stop
-        return found
+        return [rows for rows in found if rows.start // self.shard_size % n_parts == i - 1]
 
     def append(self, rows: slice, codes: Codes, items: pa.Table, skipped: Skipped = ()) -> None:
         """Add the shard of these rows: codes and images of those that could be read, and the others."""
-        if codes.n_bits != self.n_bits:
-            raise MismatchError(f"{self.path} has codes of {self.n_bits} bits, these have {codes.n_bits}; {ANOTHER}")
         if len(items) != len(codes):
             raise DataError(f"{len(codes):,} codes and {len(items):,} images do not match; give one row per code")
         shard = Shard(self.path, self.n_bits, rows.start, rows.stop, len(codes), "", "")
@@ -287,13 +265,6 @@ class CodesFolder:
         self._skip(items["path"].to_pylist(), skipped)
         self.shards = sorted([*self.shards, shard], key=lambda shard: shard.start)
         self._commit()
-
-    def add(self, codes: Codes, items: pa.Table | Sequence[str]) -> None:
-        """List images with their codes, as one shard; `items` is a table like that of a source, or a list of paths."""
-        table = items if isinstance(items, pa.Table) else pa.table({"path": pa.array(items, pa.string())})
-        before = self.list["n"]
-        self._write_list(pa.concat_tables([self.listed(), table], promote_options="default") if before else table)
-        self.append(slice(before, self.list["n"]), codes, table)
 
     def drop(self, shards: Iterable[Shard]) -> None:
         """Forget shards, to make them again."""
@@ -337,12 +308,13 @@ def write_codes(path: Path, codes: Codes, items: pa.Table, model: dict[str, str]
     """Write codes that are in memory as a finished codes folder; an existing one is replaced."""
     (path / MANIFEST).unlink(missing_ok=True)
     folder = CodesFolder.create(path, n_bits=codes.n_bits, model=model, source=source)
-    folder.add(codes, items)
+    folder.extend(items)
+    folder.append(slice(0, len(codes)), codes, items)
     folder.finish()
 
 
 def open_together(paths: Sequence[Path | str]) -> list[CodesFolder]:
-    """Codes folders of one model, to be read together; a folder of parts (part-1-of-3, …) is opened as its parts."""
+    """Finished codes folders of one model, to be read together; a folder of parts (part-1-of-3, …) means all."""
     if not paths:
         raise UsageError("no codes folder given; name at least one")
     opened = []
@@ -350,14 +322,31 @@ def open_together(paths: Sequence[Path | str]) -> list[CodesFolder]:
         parts = [] if CodesFolder.at(path) else path.glob("part-*-of-*")
         found = [CodesFolder.open(part) for part in parts] or [CodesFolder.open(path)]
         opened += sorted(found, key=lambda folder: folder.part)
-    for folder in opened[1:]:
-        if folder.n_bits != opened[0].n_bits:
-            raise MismatchError(
-                f"{opened[0].path} has codes of {opened[0].n_bits} bits, {folder.path} of {folder.n_bits};"
-                " encode both with one model"
-            )
+    for folder in opened:
         ModelFolder.require_same(opened[0].model, folder.model, opened[0].path)
+    for folder in opened:
+        _require_complete(folder, opened)
     return opened
+
+
+def _require_complete(folder: CodesFolder, opened: Sequence[CodesFolder]) -> None:
+    """Refuse a folder whose encoding is not done, and a part of a list without the others."""
+    if not folder.done:
+        raise DataError(
+            f"{folder.path} is not finished, {len(folder.missing()):,} shards are missing; rerun the same hashlens"
+            " encode command to resume"
+        )
+    i, n_parts = folder.part
+    alike = [other for other in opened if other.part[1] == n_parts and other.source == folder.source]
+    if n_parts > 1 and len({other.list["sha256"] for other in alike}) > 1:
+        raise MismatchError(
+            f"the parts of {folder.source} were made from different lists of images; encode all of them again"
+        )
+    if lacking := sorted(set(range(1, n_parts + 1)) - {other.part[0] for other in alike}):
+        raise DataError(
+            f"{folder.path} is part {i}/{n_parts} of {folder.source}, and part {lacking[0]}/{n_parts} is not given;"
+            " give all parts together"
+        )
 
 
 def shards_in_order(folders: Sequence[CodesFolder]) -> list[Shard]:
@@ -368,27 +357,6 @@ def shards_in_order(folders: Sequence[CodesFolder]) -> list[Shard]:
         key = folder.path if whole else (folder.list["sha256"], folder.shard_size, folder.part[1])
         lists.setdefault(key, []).extend(folder.shards)
     return [shard for shards in lists.values() for shard in sorted(shards, key=lambda shard: shard.start)]
-
-
-def require_complete(folders: Sequence[CodesFolder]) -> None:
-    """Refuse folders whose encoding is not done, and parts of a list without the others."""
-    for folder in folders:
-        if not folder.done:
-            raise DataError(
-                f"{folder.path} is not finished, {len(folder.missing()):,} shards are missing; rerun the same hashlens"
-                " encode command to resume"
-            )
-        i, n_parts = folder.part
-        alike = [other for other in folders if other.part[1] == n_parts and other.source == folder.source]
-        if n_parts > 1 and len({other.list["sha256"] for other in alike}) > 1:
-            raise MismatchError(
-                f"the parts of {folder.source} were made from different lists of images; encode all of them again"
-            )
-        if lacking := sorted(set(range(1, n_parts + 1)) - {other.part[0] for other in alike}):
-            raise DataError(
-                f"{folder.path} is part {i}/{n_parts} of {folder.source}, and part {lacking[0]}/{n_parts} is not given;"
-                " give all parts together"
-            )
 
 
 def content_hash(table: pa.Table) -> str:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hashlens.errors import DataError, MismatchError, UsageError
+from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
 from hashlens.files import sha256
 
 CONFIG, WEIGHTS, EXPORTED = "config.json", "model.safetensors", "model.onnx"
@@ -48,12 +50,9 @@ class ModelFolder:
     @property
     def fingerprint(self) -> str:
         """sha256 of what codes depend on: the weights, and config.json without the program that wrote it."""
-        try:
-            facts = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))
-            kept = {name: value for name, value in facts.items() if name not in ("hashlens", "class")}
+        with self.damage_errors():
+            kept = {name: value for name, value in self.config().items() if name not in ("hashlens", "class")}
             weights = sha256(self.path / (EXPORTED if self.exported else WEIGHTS))
-        except (OSError, ValueError, AttributeError) as error:
-            raise DataError(f"the model in {self.path} is damaged ({error}); train or copy it again") from error
         return hashlib.sha256(f"{json.dumps(kept, sort_keys=True)} {weights}".encode()).hexdigest()
 
     def describe(self) -> dict[str, str]:
@@ -61,14 +60,23 @@ class ModelFolder:
 
         An exported model that gave the same bits when it was checked counts as the model it was exported from.
         """
-        if self.exported:
-            try:
-                same_as = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))["model"]
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise DataError(f"the exported model in {self.path} is damaged ({error}); export it again") from error
-            if same_as is not None:
-                return same_as
-        return {"fingerprint": self.fingerprint, "name": self.name}
+        with self.damage_errors():
+            same_as = self.config()["model"] if self.exported else None
+        return same_as or {"fingerprint": self.fingerprint, "name": self.name}
+
+    def config(self) -> dict[str, Any]:
+        return json.loads((self.path / CONFIG).read_text(encoding="utf-8"))
+
+    @contextmanager
+    def damage_errors(self) -> Iterator[None]:
+        """Turn what reading a damaged model raises into one sentence."""
+        try:
+            yield
+        except HashlensError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            how = "export" if self.exported else "train or copy"
+            raise DataError(f"the model in {self.path} is damaged ({error}); {how} it again") from error
 
     @classmethod
     def find(cls, model: dict[str, str], near: Path) -> ModelFolder:

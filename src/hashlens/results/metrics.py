@@ -182,7 +182,7 @@ def evaluate_ranking(
     >>> ranking = evaluate_ranking(query, database, [0, 1], [1, 0, 0], **vars(DEFINITIONS["tie-aware"]))
     >>> ranking.mean_average_precision()
     """
-    from hashlens.codes.counting import count_by_distance  # numba, slow to import
+    from hashlens.codes.hamming import count_by_distance  # numba, slow to import
 
     definition = MapDefinition(ties, divisor, empty)
     query_labels, database_labels = Labels.of(query_labels), Labels.of(database_labels)

@@ -17,7 +17,7 @@ from PIL import Image
 
 from hashlens.codes import Codes
 from hashlens.codes.encoder import Encoder
-from hashlens.codes.folder import MANIFEST, RUN_CODES, open_together, require_complete, shards_in_order
+from hashlens.codes.folder import MANIFEST, RUN_CODES, open_together, shards_in_order
 from hashlens.codes.model import ModelFolder
 from hashlens.data.images import MAX_PIXELS, UnreadableImage
 from hashlens.errors import DataError, MismatchError, UsageError
@@ -215,7 +215,6 @@ def open_index(path: Path | str) -> Catalog:
     if (path / "index.json").exists() or not has_codes:
         return IndexFolder.open(path)
     folders = open_together([path])
-    require_complete(folders)
     index = Catalog(path, folders[0].n_bits, folders[0].model)
     for shard in shards_in_order(folders):
         if shard.n:
