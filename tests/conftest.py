@@ -19,8 +19,7 @@ def session_cache(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def surroundings(request, monkeypatch, session_cache):
     """Nothing that a user has downloaded or computed is read or written, unless a test is about the real thing."""
-    wants_real = "real_cache" in request.fixturenames or request.node.name.startswith("test_the_real_")
-    if not wants_real:
+    if not {"real_cache", "real_weights"} & set(request.fixturenames):
         monkeypatch.setenv("HASHLENS_CACHE", str(session_cache))
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
@@ -33,6 +32,21 @@ def real_cache(monkeypatch):
 
     monkeypatch.setenv("HASHLENS_OFFLINE", "1")
     return cache_dir()
+
+
+@pytest.fixture
+def real_weights():
+    """The published weights of a network, downloaded into the user's own cache if they are not there."""
+    from hashlens.errors import DownloadError
+    from hashlens.features.networks.weights import pretrained_weights
+
+    def get(name):
+        try:
+            return pretrained_weights(name)
+        except DownloadError as error:
+            pytest.skip(error.message)
+
+    return get
 
 
 @pytest.fixture

@@ -136,16 +136,13 @@ def require_own(folder: Path, signs: Sequence[str], what: str) -> None:
 
 def require_kind(path: Path, begins: bytes, what: str) -> None:
     """Refuse to replace a file that does not start with `begins`; an empty one may be replaced."""
-    try:
-        if not path.is_file():  # reading a pipe would block
-            return
-        with path.open("rb") as file:
-            found = file.read(len(begins))
-    except OSError:  # it cannot be written either, which is reported then
-        return
-    if not found or found.lower() == begins.lower():
-        return
-    raise UsageError(f"{path} exists and is not a {what}; choose another name")
+    found = b""
+    with suppress(OSError):  # it cannot be written either, which is reported then
+        if path.is_file():  # reading a pipe would block
+            with path.open("rb") as file:
+                found = file.read(len(begins))
+    if found and found.lower() != begins.lower():
+        raise UsageError(f"{path} exists and is not a {what}; choose another name")
 
 
 def require_room(folder: Path, n_bytes: int, what: str) -> None:

@@ -5,15 +5,15 @@ Python's threads run compiled code that releases the GIL; a second OpenMP beside
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from importlib import metadata
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,16 +70,11 @@ def work_ahead(work: Callable[[Part], Result], parts: Iterable[Part]) -> Iterato
             yield pending.popleft().result()
 
 
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
+def one_blas_thread() -> AbstractContextManager[Any]:
     """Within, numpy multiplies matrices in the calling thread: each core has work of its own."""
-    try:
-        controller = _blas()
-    except ImportError:  # installed with the methods that multiply matrices
-        yield
-        return
-    with controller.limit(limits=1, user_api="blas"):
-        yield
+    if find_spec("threadpoolctl") is None:  # installed with the methods that multiply matrices
+        return nullcontext()
+    return _blas().limit(limits=1, user_api="blas")
 
 
 @lru_cache
@@ -98,10 +93,8 @@ def versions() -> dict[str, str]:
     names = ["numpy", "numba", "pillow", "scikit-learn", "onnxruntime", "onnx", "torch"]
     found = {"hashlens": hashlens.__version__, "python": platform.python_version()}
     for name in names:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -119,7 +112,7 @@ def _cpu_name() -> str:
 
 def diagnose() -> dict[str, Any]:
     facts: dict[str, Any] = {"versions": versions(), "machine": machine()}
-    there = {extra: all(map(importlib.util.find_spec, modules)) for extra, modules in EXTRAS.items()}
+    there = {extra: all(map(find_spec, modules)) for extra, modules in EXTRAS.items()}
     facts["extras"] = {extra: "installed" if found else "missing" for extra, found in there.items()}
     if not there["train"]:
         facts["training"] = 'not possible; run: pip install "hashlens[train]"'

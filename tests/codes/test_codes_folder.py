@@ -273,9 +273,9 @@ def test_a_list_that_outgrew_the_manifest_is_read_up_to_it(tmp_path):
     ("how", "words"),
     [
         ({"model": OTHER}, r"made with mine 9f3c9f3c…, you gave theirs 77ab77ab….*cannot be mixed: use the same model"),
-        ({"source": "elsewhere"}, "has the codes of photos, not of elsewhere"),
-        ({"shard_size": 7}, "in shards of 65,536"),
-        ({"part": (2, 3)}, "part 1/1"),
+        ({"source": "elsewhere"}, "begun with the source photos, not elsewhere; choose another --out"),
+        ({"shard_size": 7}, "begun with the shard size 65536, not 7"),
+        ({"part": (2, 3)}, r"begun with the part \(1, 1\), not \(2, 3\)"),
     ],
 )
 def test_what_does_not_belong_together(tmp_path, how, words):

@@ -195,10 +195,9 @@ def test_sources_by_name(tmp_path):
         make_protocol(digits, "cifar10-1")
 
 
-def test_real_cifar10(monkeypatch):
-    if not (cache_dir() / "cifar10" / "images.npy").exists():
-        pytest.skip("CIFAR-10 is not in the cache; hashlens downloads it when it is first used")
-    monkeypatch.setenv("HASHLENS_OFFLINE", "1")
+def test_real_cifar10(real_cache):
+    if not (real_cache / "cifar10" / "images.npy").exists():
+        pytest.skip("CIFAR-10 (139 MB) is not in the cache; hashlens downloads it on first use")
     source = open_source("cifar10")
     assert source.labels.values[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]  # a frog, two trucks, ...
     assert source.labels.values[50000:50004].tolist() == [3, 8, 8, 0]

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 
+import datasets
 import pytest
 from made_images import described, greys
 from PIL import Image
@@ -16,9 +17,6 @@ from hashlens.data.images import as_images
 from hashlens.data.kinds.huggingface import is_huggingface
 from hashlens.errors import DataError, UsageError
 
-needs_datasets = pytest.mark.skipif(
-    importlib.util.find_spec("datasets") is None, reason="the package datasets is not installed"
-)
 # the package and what it loads warn of things that are none of our business
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -32,7 +30,6 @@ def png(grey):
 @pytest.fixture
 def save(tmp_path):
     """A function that saves parts {name: {column: cells}} as a dataset; one part called "" is saved undivided."""
-    datasets = importlib.import_module("datasets")
 
     def write(parts, **types):
         features = {"image": datasets.Image(), **types}
@@ -52,9 +49,7 @@ def save(tmp_path):
     return write
 
 
-@needs_datasets
 def test_classes_and_parts(save):
-    datasets = importlib.import_module("datasets")
     parts = {
         "train": {"image": [png(1), png(2), png(3)], "label": [0, 1, 1]},
         "test": {"image": [png(4), png(5)], "label": [1, 0]},
@@ -73,7 +68,6 @@ def test_classes_and_parts(save):
     assert open_source(root).images.fingerprint() == source.images.fingerprint()
 
 
-@needs_datasets
 @pytest.mark.parametrize(
     ("cells", "expected"),
     [
@@ -89,16 +83,13 @@ def test_kinds_of_labels(save, cells, expected):
     assert described(source) == expected and source.split is None
 
 
-@needs_datasets
 def test_lists_of_classes(save):
-    datasets = importlib.import_module("datasets")
     cells = [[0, 1], [], [1]]
     kind = datasets.Sequence(datasets.ClassLabel(names=["cat", "dog"]))
     source = open_source(save({"": {"image": [png(1), png(2), png(3)], "labels": cells}}, labels=kind))
     assert described(source) == ["cat, dog", "no label", "dog"]
 
 
-@needs_datasets
 def test_bad_images_and_rows_without_label_are_listed(save):
     cut = {"bytes": png(3)["bytes"][:-30], "path": None}
     images = [png(1), None, {"bytes": b"hello", "path": None}, cut, png(5), png(6), png(7), png(8), png(9)]
@@ -113,9 +104,7 @@ def test_bad_images_and_rows_without_label_are_listed(save):
     assert "images left out, truncated: 1, first 00003" in source.warnings
 
 
-@needs_datasets
 def test_a_part_without_labels(save):
-    datasets = importlib.import_module("datasets")
     parts = {
         "train": {"image": [png(1), png(2), png(3)], "label": [0, 1, 1]},
         "validation": {"image": [png(4), png(5)], "label": [1, -1]},
@@ -126,7 +115,6 @@ def test_a_part_without_labels(save):
     assert source.split.query.tolist() == [3] and source.split.train.tolist() == [0, 1, 2]
 
 
-@needs_datasets
 def test_columns_by_name(save):
     root = save({"": {"image": [png(1), png(2)], "kind": ["a", "b"]}})
     with pytest.raises(DataError, match=r"2 images but no labels.*choose the column of labels with --column labels="):
@@ -138,7 +126,6 @@ def test_columns_by_name(save):
     assert described(open_source(root, columns=Columns(path="image", labels="kind"))) == ["a", "b"]
 
 
-@needs_datasets
 def test_other_bad_datasets(save, tmp_path):
     with pytest.raises(DataError, match="only one class found"):
         open_source(save({"": {"image": [png(1), png(2)], "label": ["a", "a"]}}))
@@ -148,14 +135,12 @@ def test_other_bad_datasets(save, tmp_path):
         open_source(tmp_path / "saved")
 
 
-@needs_datasets
 def test_parts_that_are_not_a_split(save):
     parts = {name: {"image": [png(1), png(2)], "label": ["a", "b"]} for name in ("red", "blue")}
     source = open_source(save(parts))
     assert source.split is None and any("red, blue are not a split" in line for line in source.warnings)
 
 
-@needs_datasets
 def test_check(save):
     root = save({"": {"image": [png(1), png(2), png(1), png(3)], "label": ["a", "b", "a", "a"]}})
     report = check_source(root)
@@ -179,9 +164,7 @@ def test_without_the_package(tmp_path, monkeypatch):
         open_source(tmp_path)
 
 
-@needs_datasets
 def test_images_of_another_column_are_other_images(save):
-    datasets = importlib.import_module("datasets")
     columns = {"image": [png(10), png(20)], "back": [png(30), png(40)], "label": ["a", "b"]}
     root = save({"": columns}, back=datasets.Image())
     front, back = (open_source(root, columns=Columns(path=name)) for name in ("image", "back"))
@@ -189,25 +172,20 @@ def test_images_of_another_column_are_other_images(save):
     assert front.images.fingerprint() != back.images.fingerprint()
 
 
-@needs_datasets
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_a_dataset_that_was_saved_for_another_package(tmp_path, kind):
-    datasets = importlib.import_module("datasets")
     whole = datasets.Dataset.from_dict({"image": [png(10), png(20), png(30)], "label": [3, 4, 3]})
     whole.cast_column("image", datasets.Image()).with_format(kind).save_to_disk(str(tmp_path / "saved"))
     assert described(open_source(tmp_path / "saved")) == ["3", "4", "3"]
 
 
-@needs_datasets
 def test_rows_of_two_classes(save):
     images = [png(grey) for grey in (10, 20, 30)]
     source = open_source(save({"": {"image": images, "label": [[0, 1], [1, 0], [1, 0]]}}))
     assert described(source) == ["1", "0", "0"]
 
 
-@needs_datasets
 def test_a_dataset_in_memory():
-    datasets = importlib.import_module("datasets")
     whole = datasets.Dataset.from_dict({"image": [png(10), png(20), png(30)], "label": ["a", "b", "a"]})
     images = as_images(whole.cast_column("image", datasets.Image()))
     assert images.read(slice(None), 4)[:, 0, 0, 0].tolist() == [10, 20, 30]

@@ -116,12 +116,7 @@ def parse_part(text: str) -> tuple[int, int]:
 
 
 def _begin(
-    opened: Source,
-    out: Path,
-    progress: Progress,
-    encoder: Encoder,
-    shard_size: int,
-    part: tuple[int, int],
+    opened: Source, out: Path, progress: Progress, encoder: Encoder, shard_size: int, part: tuple[int, int]
 ) -> CodesFolder:
     """The folder, new or with its shards verified, and its list with the images of the source."""
     if shard_size < 1:

@@ -154,13 +154,9 @@ class CodesFolder:
         if (path / MANIFEST).exists():
             folder = cls.open(path)
             ModelFolder.require_same(folder.model, model, path)
-            if source != folder.source:
-                raise MismatchError(f"{path} has the codes of {folder.source}, not of {source}; {ANOTHER}")
-            if (shard_size, tuple(part)) != (folder.shard_size, folder.part):
-                i, n_parts = folder.part
-                raise MismatchError(
-                    f"{path} is part {i}/{n_parts} in shards of {folder.shard_size:,}; use the same or {ANOTHER}"
-                )
+            for name, given in {"source": source, "shard size": shard_size, "part": tuple(part)}.items():
+                if given != (found := getattr(folder, name.replace(" ", "_"))):
+                    raise MismatchError(f"{path} was begun with the {name} {found}, not {given}; {ANOTHER}")
             folder._clean()
             return folder
         require_own(path, [SKIPPED], "codes")  # the first file that is written here and the last to go

@@ -187,11 +187,8 @@ def test_a_saved_network_needs_no_file(network):
         assert torch.equal(again(x), network(x)) and str(again) == str(network)
 
 
-def test_the_real_weights(real_cache):
-    kept = real_cache / "weights" / "alexnet.safetensors"
-    if not kept.exists():
-        pytest.skip("the weights of alexnet are not in the cache; hashlens downloads them when they are first used")
-    state = safetensors.torch.load_file(kept)
+def test_the_real_weights(real_weights):
+    state = real_weights("alexnet")
     assert {tuple(state[f"{NAMES[name]}.weight"].shape) for name in CONVOLUTIONS} == {*CONVOLUTIONS.values()}
     blocks = nn.Sequential(*build_blocks("alexnet")[1:]).state_dict()
     assert all(torch.equal(blocks[key], value) for key, value in state.items())

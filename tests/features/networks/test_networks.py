@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -569,11 +568,8 @@ def test_damaged_weights_in_the_cache(published, empty_cache):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_the_real_weights(real_cache, name):
-    kept = real_cache / "weights" / f"{name}.safetensors"
-    if not kept.exists():
-        pytest.skip(f"the weights of {name} are not in the cache; hashlens downloads them when they are first used")
-    state = safetensors.torch.load_file(kept)
+def test_the_real_weights(real_weights, name):
+    state = real_weights(name)
     learned = [value for key, value in state.items() if key.endswith((".weight", ".bias"))]
     assert sum(value.numel() for value in learned) == TABLES[name][1]
     assert_same(state_of(build_blocks(name)), state)

@@ -275,7 +275,7 @@ def test_without_npm_or_network(monkeypatch, empty_cache):
 def test_the_real_weights(real_cache):
     kept = real_cache / "weights" / "resnet50.safetensors"
     if not kept.exists():
-        pytest.skip("the weights of resnet50 are not in the cache; hashlens downloads them when they are first used")
+        pytest.skip("the weights of resnet50 (100 MB) are not in the cache; hashlens downloads them on first use")
     state = safetensors.torch.load_file(kept)
     learned = [value for key, value in state.items() if key.endswith((".weight", ".bias"))]
     assert sum(value.numel() for value in learned) == PARAMETERS

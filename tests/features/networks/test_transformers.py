@@ -7,21 +7,13 @@ import sys
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from hashlens.data.images import ArrayImages
 from hashlens.errors import DataError, UsageError
 from hashlens.features.extractor import Extractor
 from hashlens.features.networks import build_blocks, describe_network, network_info
 from hashlens.features.networks.inference import forward_function
-
-try:
-    import transformers
-except ImportError:
-    transformers = None
-
-needs_transformers = pytest.mark.skipif(
-    transformers is None, reason="the transformers package is not installed; pip install 'hashlens[transformers]'"
-)
 
 VIT = {
     "hidden_size": 24,
@@ -74,7 +66,6 @@ def test_without_the_package(monkeypatch):
             use("hf:google/vit-base-patch16-224")
 
 
-@needs_transformers
 def test_a_vit_is_split(tmp_path):
     name, model = make_vit(tmp_path)
     info = network_info(name)
@@ -89,7 +80,6 @@ def test_a_vit_is_split(tmp_path):
     np.testing.assert_allclose(out, hidden[:, 0], atol=1e-4)
 
 
-@needs_transformers
 @pytest.mark.parametrize("kind", ["Dinov2", "DeiT", "CLIPVision"])
 def test_relatives_of_vit_are_split(tmp_path, kind):
     name, model = make_folder(tmp_path, getattr(transformers, f"{kind}Config")(**VIT))
@@ -101,7 +91,6 @@ def test_relatives_of_vit_are_split(tmp_path, kind):
         np.testing.assert_allclose(network(torch.from_numpy(x)), expected, atol=1e-4)
 
 
-@needs_transformers
 def test_a_convolutional_model_is_split_into_stages(tmp_path):
     name, model = make_folder(tmp_path, transformers.ResNetConfig(**CONVOLUTIONAL))
     info = network_info(name)
@@ -115,7 +104,6 @@ def test_a_convolutional_model_is_split_into_stages(tmp_path):
             np.testing.assert_allclose(network(torch.from_numpy(x)), expected, atol=1e-4)
 
 
-@needs_transformers
 def test_a_model_of_another_build_is_one_block(tmp_path):
     config = transformers.SwinConfig(
         image_size=32, patch_size=4, embed_dim=12, depths=[1, 1], num_heads=[2, 2], window_size=4
@@ -129,7 +117,6 @@ def test_a_model_of_another_build_is_one_block(tmp_path):
         np.testing.assert_allclose(network(torch.from_numpy(x)), expected, atol=1e-4)
 
 
-@needs_transformers
 def test_preprocessing_is_that_of_the_image_processor(tmp_path):
     config = transformers.ViTConfig(**VIT)
     cropped = PROCESSOR | {
@@ -151,7 +138,6 @@ def test_preprocessing_is_that_of_the_image_processor(tmp_path):
         np.testing.assert_allclose(build_blocks(name)[0](torch.from_numpy(x)), expected, rtol=1e-5, atol=1e-5)
 
 
-@needs_transformers
 def test_images_of_another_size_are_resized(tmp_path):
     name, _ = make_vit(tmp_path)
     network = build_blocks(name).eval()
@@ -159,7 +145,6 @@ def test_images_of_another_size_are_resized(tmp_path):
         assert network(torch.from_numpy(images(2, 20))).shape == (2, 24)
 
 
-@needs_transformers
 def test_frozen_blocks_and_the_quick_forward_pass(tmp_path, empty_cache):
     name, _ = make_vit(tmp_path / "model")
     network = build_blocks(name).eval()
@@ -178,7 +163,6 @@ def test_frozen_blocks_and_the_quick_forward_pass(tmp_path, empty_cache):
     assert all(p.grad is None for p in network[:cut].parameters())
 
 
-@needs_transformers
 @pytest.mark.parametrize("kind", ["vit", "resnet", "swin"])
 def test_a_saved_network_needs_no_folder(tmp_path, kind):
     configs = {
@@ -202,14 +186,12 @@ def test_a_saved_network_needs_no_folder(tmp_path, kind):
     assert describe_network(name, again) == description
 
 
-@needs_transformers
 def test_what_features_depend_on_shows(tmp_path):
     """Another number of heads has the same weights and modules."""
     shown = {str(build_blocks(make_vit(tmp_path / str(heads), num_attention_heads=heads)[0])) for heads in (2, 3)}
     assert len(shown) == 2
 
 
-@needs_transformers
 def test_models_that_cannot_be_loaded(tmp_path, monkeypatch):
     monkeypatch.setenv("HASHLENS_OFFLINE", "1")
     message = r"the backbone hf:{} cannot be loaded \(.*\); after hf: write the name of a vision model"
@@ -225,7 +207,6 @@ def test_models_that_cannot_be_loaded(tmp_path, monkeypatch):
         build_blocks(name)
 
 
-@needs_transformers
 def test_damaged_models_are_one_sentence(tmp_path):
     def change(**facts):
         path = tmp_path / "preprocessor_config.json"
@@ -244,7 +225,6 @@ def test_damaged_models_are_one_sentence(tmp_path):
         assert "\n" not in error.value.message
 
 
-@needs_transformers
 def test_neither_code_nor_pickles_of_a_model_are_run(tmp_path, monkeypatch):
     name, model = make_vit(tmp_path)
     (tmp_path / "model.safetensors").unlink()
@@ -262,7 +242,6 @@ def test_neither_code_nor_pickles_of_a_model_are_run(tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
-@needs_transformers
 def test_a_file_of_weights_is_refused(tmp_path):
     with pytest.raises(UsageError, match="takes no weights file"):
         build_blocks("hf:x", weights=tmp_path / "x.pth")
