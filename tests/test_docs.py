@@ -34,7 +34,7 @@ def test_results_tell_how_they_were_made(path):
     assert result["map"] == result["metrics"]["map"]
 
 
-def test_the_reproduction_is_what_its_sections_say():
+def test_the_reproduction_page_is_current():
     folder = ROOT / "docs" / "reproduction"
     sections = finished_sections(folder)
     machine = json.loads((folder / "env.json").read_text(encoding="utf-8"))["machine"]
@@ -50,7 +50,7 @@ def maps(name):
     return {row["method"]: {n: at["map"] for n, at in row["lengths"].items()} for row in rows}
 
 
-def test_what_is_said_of_the_comparisons():
+def test_claims_about_the_comparisons_hold():
     """docs/comparison.md: near the printed numbers with GIST, above them with learned features, DTSH above all."""
     path = ROOT / "benchmarks" / "results" / "comparison"
     gist = maps("cifar10-gist") | maps("cifar10-gist-slow")

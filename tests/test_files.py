@@ -53,7 +53,7 @@ def test_a_disk_that_fills_up_on_the_way(tmp_path):
     assert names(tmp_path) == ["a.txt"] and path.read_text() == "old"
 
 
-def test_two_writers_do_not_meet(tmp_path):
+def test_concurrent_writers_use_different_temporary_files(tmp_path):
     path = tmp_path / "a.txt"
     with replacing(path) as first, replacing(path) as second:
         assert first != second
@@ -153,7 +153,7 @@ def test_cache_dir(monkeypatch):
     assert cache_dir().is_absolute() and "hashlens" in cache_dir().parts
 
 
-def test_new_files_have_the_rights_that_the_user_wants(tmp_path):
+def test_new_files_follow_the_umask(tmp_path):
     before = os.umask(0o077)
     try:
         write_text(tmp_path / "a", "x")
@@ -164,6 +164,6 @@ def test_new_files_have_the_rights_that_the_user_wants(tmp_path):
         write_text(tmp_path / ("n" * 300), "x")
 
 
-def test_an_empty_variable_is_no_folder(monkeypatch):
+def test_an_empty_cache_variable_is_ignored(monkeypatch):
     monkeypatch.setenv("HASHLENS_CACHE", "")
     assert cache_dir().is_absolute()

@@ -64,7 +64,7 @@ def test_nan_is_refused():
 
 
 @pytest.mark.parametrize("signs", [[[0, 1]], [[True, False]], [[2, -1]], [[np.nan, 1]]])
-def test_only_signs_are_signs(signs):
+def test_from_signs_refuses_other_values(signs):
     with pytest.raises(DataError, match=r"signs must be -1 or \+1"):
         Codes.from_signs(signs)
 
@@ -131,7 +131,7 @@ def test_concatenate():
         Codes.concatenate([])
 
 
-def test_as_an_array_they_are_signs():
+def test_asarray_gives_signs():
     codes = Codes.from_signs(random_signs(5, 12))
     assert np.array_equal(np.asarray(codes), codes.signs()) and np.asarray(codes).dtype == np.int8
     assert np.array(codes, dtype=np.float32).dtype == np.float32
@@ -139,7 +139,7 @@ def test_as_an_array_they_are_signs():
         np.array(codes, copy=False)
 
 
-def test_they_show_themselves():
+def test_repr_and_html():
     codes = Codes(np.array([[0x9F, 0x30], [0x21, 0xA0], [0, 0], [255, 240]], np.uint8), 12)
     assert repr(codes) == "Codes(n=4, n_bits=12: 9f30, 21a0, 0000, …)"
     assert repr(codes[:1]) == "Codes(n=1, n_bits=12: 9f30)"
@@ -148,7 +148,7 @@ def test_they_show_themselves():
     assert "990 more" in many._repr_html_() and len(many._repr_html_()) < 1_000
 
 
-def test_the_compiler_stays_asleep():
+def test_importing_codes_does_not_import_numba():
     script = (
         "import hashlens.codes, hashlens.data.labels, hashlens.results.metrics, sys; sys.exit('numba' in sys.modules)"
     )

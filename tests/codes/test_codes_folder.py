@@ -82,7 +82,7 @@ def test_what_is_written_is_read(tmp_path):
     assert not folder.damaged()
 
 
-def test_the_files_are_those_of_the_design(tmp_path):
+def test_layout_on_disk(tmp_path):
     make(tmp_path)
     shards = [f"shard-{start:09d}.{kind}" for start in (0, 10) for kind in ("codes.npy", "items.parquet")]
     assert sorted(contents(tmp_path)) == ["list.parquet", "manifest.json", *shards, "skipped.csv"]
@@ -98,7 +98,7 @@ def test_the_files_are_those_of_the_design(tmp_path):
     )
 
 
-def test_codes_that_are_in_memory(tmp_path):
+def test_write_codes_replaces_an_existing_folder(tmp_path):
     for _ in range(2):  # one that is there is replaced
         write_codes(tmp_path, some_codes(2), pa.table({"path": ["a.jpg", "b.jpg"]}), MODEL)
     folder = CodesFolder.open(tmp_path)
@@ -108,7 +108,7 @@ def test_codes_that_are_in_memory(tmp_path):
     assert items.to_pylist()[1] == {"path": "b.jpg", "size": None, "mtime": None}
 
 
-def test_nothing_depends_on_the_time_or_the_way(tmp_path):
+def test_a_resumed_folder_equals_one_written_at_once(tmp_path):
     make(tmp_path / "a")
     begun = make(tmp_path / "b", sizes=(5,), done=False)
     again = CodesFolder.create(tmp_path / "b", n_bits=12, model=MODEL)
@@ -127,7 +127,7 @@ def test_equal_tables_are_equal_bytes():
 
 
 @pytest.mark.parametrize("sizes", [(0,), (0, 4)])
-def test_no_codes(tmp_path, sizes):
+def test_shards_without_codes(tmp_path, sizes):
     folder = make(tmp_path, sizes)
     codes, items = CodesFolder.open(tmp_path).concatenated()
     assert len(codes) == len(items) == len(folder) == sum(sizes) and codes.packed.shape[1] == 2
@@ -191,7 +191,7 @@ def test_the_manifest_comes_last_and_everything_is_synced(tmp_path, monkeypatch)
     ]  # fmt: skip
 
 
-def test_what_was_left_behind_is_removed_by_a_writer_only(tmp_path):
+def test_stray_files_are_removed_only_when_opened_for_writing(tmp_path):
     make(tmp_path, done=False)
     strays = [".shard-000000020.codes.npy.ab12.tmp", "shard-000000020.codes.npy", "shard-000000070.items.parquet"]
     for name in strays:
@@ -273,12 +273,12 @@ def test_a_list_that_outgrew_the_manifest_is_read_up_to_it(tmp_path):
     ("how", "words"),
     [
         ({"model": OTHER}, r"made with mine 9f3c9f3c…, you gave theirs 77ab77ab….*cannot be mixed: use the same model"),
-        ({"source": "elsewhere"}, "begun with the source photos, not elsewhere; choose another --out"),
-        ({"shard_size": 7}, "begun with the shard size 65536, not 7"),
-        ({"part": (2, 3)}, r"begun with the part \(1, 1\), not \(2, 3\)"),
+        ({"source": "elsewhere"}, "begun with source photos, not elsewhere; choose another --out"),
+        ({"shard_size": 7}, "begun with shard_size 65536, not 7"),
+        ({"part": (2, 3)}, r"begun with part \(1, 1\), not \(2, 3\)"),
     ],
 )
-def test_what_does_not_belong_together(tmp_path, how, words):
+def test_create_refuses_another_model_source_or_part(tmp_path, how, words):
     make(tmp_path, source="photos")
     before = contents(tmp_path)
     with pytest.raises(MismatchError, match=words) as caught:
@@ -295,7 +295,7 @@ def test_wrong_shards_are_refused(tmp_path):
     assert contents(tmp_path) == before
 
 
-def test_folders_that_hold_no_codes(tmp_path):
+def test_open_refuses_folders_without_codes(tmp_path):
     with pytest.raises(DataError, match="nowhere has no codes"):
         CodesFolder.open(tmp_path / "nowhere")
     for text in ("{", "[]", "{}", '{"format": "hashlens codes folder 2"}'):
@@ -307,7 +307,7 @@ def test_folders_that_hold_no_codes(tmp_path):
         CodesFolder.open(tmp_path)
 
 
-def test_a_folder_of_other_things_is_left_alone(tmp_path):
+def test_create_refuses_a_folder_of_other_files(tmp_path):
     (tmp_path / "holiday.jpg").write_bytes(b"x")
     with pytest.raises(UsageError, match=r"contains other files \(holiday.jpg\)"):
         CodesFolder.create(tmp_path, n_bits=12, model=MODEL)
@@ -339,7 +339,7 @@ def test_a_full_disk_leaves_whole_shards(tmp_path, monkeypatch):
     assert len(again) == 8
 
 
-def test_two_writers(tmp_path):
+def test_a_second_writer_is_refused(tmp_path):
     code = (
         f"from hashlens.files import alone_in; from pathlib import Path\nwith alone_in(Path({str(tmp_path)!r})): pass"
     )
@@ -390,7 +390,7 @@ def test_separate_folders_stay_in_the_order_given(tmp_path):
     assert [(shard.folder.name, shard.start) for shard in shards] == [("b", 0), ("a", 0), ("a", 10)]
 
 
-def test_parts_that_do_not_fit(tmp_path):
+def test_missing_or_different_parts_are_refused(tmp_path):
     make_parts(tmp_path, only=(1, 3))
     with pytest.raises(DataError, match="is part 1/3 of photos, and part 2/3 is not given"):
         open_together([tmp_path])
@@ -404,7 +404,7 @@ def test_parts_that_do_not_fit(tmp_path):
         open_together([tmp_path / "part-1-of-3", tmp_path / "other"])
 
 
-def test_an_unfinished_folder(tmp_path):
+def test_an_unfinished_folder_is_refused(tmp_path):
     folder = make(tmp_path, sizes=(5,), done=False, shard_size=4)
     assert folder.missing() == [slice(10, 14), slice(14, 18), slice(18, 20)]
     with pytest.raises(DataError, match="not finished, 3 shards are missing; rerun the same hashlens encode command"):

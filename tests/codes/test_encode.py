@@ -206,7 +206,7 @@ class Rough:
         return Codes.from_relaxed(images.read(np.arange(len(images)), 8).mean((2, 3)) - 100)
 
 
-def test_a_data_set(tmp_path):
+def test_a_data_set_by_name(tmp_path):
     assert encode_source(Rough(), "digits", tmp_path / "codes", QUIET, shard_size=1_000)["n"] == 1_797
     codes, items = CodesFolder.open(tmp_path / "codes").concatenated()
     assert items.slice(1_000, 1).to_pylist() == [{"path": "digits/1000", "labels": ["1"], "size": None, "mtime": None}]
@@ -237,7 +237,7 @@ def test_one_image(hasher, photos, tmp_path):
         (["x\0y.jpg"], DataError, "none of the 1 paths"),
     ],
 )
-def test_sources_that_are_none(hasher, tmp_path, monkeypatch, source, error, words):
+def test_unusable_sources_are_refused(hasher, tmp_path, monkeypatch, source, error, words):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=words):
         encode_source(hasher, source, tmp_path / "codes", QUIET)
@@ -274,7 +274,7 @@ def test_a_list_with_missing_files(hasher, photos, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names are text")
-def test_names_that_are_not_text(hasher, tmp_path):
+def test_names_that_are_not_utf8(hasher, tmp_path):
     photos = tmp_path / "photos"
     photos.mkdir()
     for name in (b"caf\xe9.png", "café 日本\n.png".encode()):
@@ -638,7 +638,7 @@ def test_another_model_or_length(hasher, photos, tmp_path):
         encode_source(LSH(12, features="gist", random_state=1).fit(images), str(photos), out, QUIET)
     with pytest.raises(MismatchError, match="codes of two models cannot be mixed"):
         encode_source(LSH(16, features="gist").fit(images), str(photos), out, QUIET)
-    with pytest.raises(MismatchError, match="was begun with the source"):
+    with pytest.raises(MismatchError, match="was begun with source"):
         encode_source(hasher, str(photos / "cats"), out, QUIET)
     assert contents(out) == before
 
@@ -649,7 +649,7 @@ def test_a_source_is_known_by_its_absolute_path(hasher, tmp_path, monkeypatch):
     encode_source(hasher, "photos", tmp_path / "codes", QUIET)
     assert encode_source(hasher, str(here / "photos"), tmp_path / "codes", QUIET)["n"] == 4
     monkeypatch.chdir(there)
-    with pytest.raises(MismatchError, match=r"begun with the source .*here/photos, not .*there/photos"):
+    with pytest.raises(MismatchError, match=r"begun with source .*here/photos, not .*there/photos"):
         encode_source(hasher, "photos", tmp_path / "codes", QUIET)
 
 
@@ -742,7 +742,7 @@ def test_a_damaged_shard_whose_images_are_gone_is_refused(hasher, tmp_path):
     assert encode_source(hasher, str(photos), out, QUIET, shard_size=8)["n"] == 19
 
 
-def test_damage_of_what_was_there_before_the_list_that_is_at_work(hasher, tmp_path):
+def test_damage_in_an_older_shard_while_new_images_are_encoded(hasher, tmp_path):
     photos, out = make_photos(tmp_path / "photos"), tmp_path / "codes"
     encode_source(hasher, str(photos), out, QUIET, shard_size=8)
     for i in range(10):
@@ -756,7 +756,7 @@ def test_damage_of_what_was_there_before_the_list_that_is_at_work(hasher, tmp_pa
     np.testing.assert_array_equal(codes.packed, hasher.encode(paths).packed)
 
 
-def test_the_list_is_gone_and_shards_with_it(hasher, tmp_path):
+def test_a_dropped_shard_and_new_images(hasher, tmp_path):
     """As after a crash between the discovery of damage and its repair."""
     photos, out = make_photos(tmp_path / "photos"), tmp_path / "codes"
     encode_source(hasher, str(photos), out, QUIET, shard_size=8)
@@ -767,7 +767,7 @@ def test_the_list_is_gone_and_shards_with_it(hasher, tmp_path):
     assert sorted(read(out)[1]) == sorted(str(path) for path in photos.glob("*/*"))
 
 
-def test_what_was_skipped_is_tried_again_once_its_file_is_another(hasher, photos, tmp_path):
+def test_a_skipped_image_is_retried_when_its_file_changes(hasher, photos, tmp_path):
     paths = [str(tmp_path / name) for name in ("broken.png", "late.png")]
     colours(1).save(tmp_path / "good.png")
     Path(paths[0]).write_bytes(b"no image")
@@ -853,7 +853,7 @@ def test_parts_make_the_whole(hasher, photos, tmp_path, whole, n_parts):
     assert [path for table in items for path in table["path"].to_pylist()] == paths
 
 
-def test_what_no_part_can_read_is_counted_once(hasher, photos, tmp_path):
+def test_an_unreadable_image_is_counted_once_over_all_parts(hasher, photos, tmp_path):
     paths = [*map(str, sorted(photos.glob("*/*"))[:6]), "nowhere.jpg"]
     how = {"out": tmp_path, "progress": QUIET, "shard_size": 2}
     results = [encode_source(hasher, paths, part=(i, 3), **how) for i in (1, 2, 3)]
@@ -900,7 +900,7 @@ def test_a_disk_that_fills_up(hasher, photos, tmp_path, whole, monkeypatch):
     assert contents(out) == whole
 
 
-def test_no_room_is_said_before_the_work(hasher, photos, tmp_path, monkeypatch):
+def test_missing_disk_space_is_reported_before_the_work(hasher, photos, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage(10**6, 10**6, 100))
     with pytest.raises(StorageError, match="not enough disk space for the codes"):
@@ -915,7 +915,7 @@ def test_progress(hasher, photos, tmp_path, whole):
     assert said.lines[-1].startswith("images  21/21")
 
 
-def test_a_missing_name_that_is_no_text(hasher, photos, tmp_path):
+def test_a_missing_file_whose_name_is_not_utf8(hasher, photos, tmp_path):
     """A list may name what is not there in bytes that are not UTF-8."""
     (tmp_path / "list.txt").write_bytes(f"{photos}/cats/00.png\n".encode() + b"gone\xe9.jpg\n")
     result = encode_source(hasher, str(tmp_path / "list.txt"), tmp_path / "codes", QUIET)
@@ -923,7 +923,7 @@ def test_a_missing_name_that_is_no_text(hasher, photos, tmp_path):
     assert CodesFolder.open(tmp_path / "codes").skipped() == [(f"{Path.cwd()}/gone\\udce9.jpg", "no such file")]
 
 
-def test_a_tar_file_that_would_be_read_for_ever(tmp_path):
+def test_a_tar_file_that_loops(tmp_path):
     """A negative size leads tarfile back to the same header."""
     member = tarfile.TarInfo("a.png")
     member.size = 0

@@ -54,7 +54,7 @@ def fresh_images(n=300):
     return np.random.default_rng(7).integers(0, 256, (n, 24, 24, 3), np.uint8)
 
 
-def test_the_same_bits(model, images, tmp_path):
+def test_an_exported_model_gives_the_same_bits(model, images, tmp_path):
     result = export_onnx(model, tmp_path / "out", as_images(images[0]), QUIET)
     assert result["bits_equal"] == 1 and result["same_model"] and result["n_images"] == 60
     assert result["n_checked"] >= 100_000 and result["n_crops"] == result["n_checked"] // 12 - 60
@@ -130,7 +130,7 @@ np.save({str(tmp_path / "codes.npy")!r}, Encoder.load({str(tmp_path / "out")!r})
     assert np.array_equal(np.load(tmp_path / "codes.npy"), load(shallow / "itq").encode(fresh_images()).packed)
 
 
-def test_another_projection_lies_beside_it(shallow, images, tmp_path):
+def test_other_projections_are_saved_beside_the_graph(shallow, images, tmp_path):
     export_onnx(shallow / "ksh", tmp_path / "out", as_images(images[0]), QUIET)
     assert (tmp_path / "out" / "hasher" / "model.safetensors").exists()
     encoder = Encoder.load(tmp_path / "out")

@@ -154,9 +154,9 @@ class CodesFolder:
         if (path / MANIFEST).exists():
             folder = cls.open(path)
             ModelFolder.require_same(folder.model, model, path)
-            for name, given in {"source": source, "shard size": shard_size, "part": tuple(part)}.items():
-                if given != (found := getattr(folder, name.replace(" ", "_"))):
-                    raise MismatchError(f"{path} was begun with the {name} {found}, not {given}; {ANOTHER}")
+            for name, given in {"source": source, "shard_size": shard_size, "part": tuple(part)}.items():
+                if given != (found := getattr(folder, name)):
+                    raise MismatchError(f"{path} was begun with {name} {found}, not {given}; {ANOTHER}")
             folder._clean()
             return folder
         require_own(path, [SKIPPED], "codes")  # the first file that is written here and the last to go
@@ -277,8 +277,8 @@ class CodesFolder:
 
     def _skip(self, read: Sequence[str], skipped: Skipped) -> None:
         """Update skipped.csv: images that were read leave it, `skipped` ones enter it."""
-        before = dict(self.skipped())
-        now = {path: why for path, why in before.items() if path not in set(read)} | dict(skipped)
+        before, good = dict(self.skipped()), set(read)
+        now = {path: why for path, why in before.items() if path not in good} | dict(skipped)
         if now != before:
             write_csv(self.path / SKIPPED, ("path", "reason"), sorted(now.items()))
 
