@@ -85,9 +85,7 @@ class Codes:
         return self._in_units(2).view(np.uint16)
 
     def _in_units(self, n_bytes: int) -> np.ndarray:
-        padded = np.zeros((len(self), n_bytes * -(-self.n_bits // (8 * n_bytes))), np.uint8)
-        padded[:, : self.packed.shape[1]] = self.packed
-        return padded
+        return np.ascontiguousarray(np.pad(self.packed, ((0, 0), (0, -self.packed.shape[1] % n_bytes))))
 
     @classmethod
     def from_pieces(cls, pieces: np.ndarray, n_bits: int) -> Codes:

@@ -10,6 +10,7 @@ below `out`. `open_together` reads these folders as one.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ from hashlens.progress import Progress
 
 FINISH_SECONDS = 10  # a shard that is nearly done is finished even when asked to stop
 SHARD_OVERHEAD = 10_000  # bytes of a shard's files besides its rows
+RAY_BATCH = 2_048  # images that an actor takes at once: a minute of work
 
 
 def encode_source(
@@ -73,14 +75,9 @@ def encode_source(
             def encoded_here() -> Iterator[pa.Table]:
                 for rows in missing:
                     table = folder.listed()[rows]
-                    yield encode_rows(encoder, table, opened.reader(table), _watch(len(table), advance, stop, folder))
+                    yield _encode_rows(encoder, table, opened.reader(table), _watch(len(table), advance, stop, folder))
 
-            if ray_model is None:
-                encoded = encoded_here()
-            else:
-                from hashlens.codes.ray import encoded_on_ray
-
-                encoded = encoded_on_ray(ray_model, folder, missing, advance)
+            encoded = _encoded_on_ray(ray_model, folder, missing, advance) if ray_model else encoded_here()
             for rows in missing:
                 if stop():
                     raise _stopped(folder)
@@ -161,7 +158,7 @@ def _drop_damaged(folder: CodesFolder, opened: Source, progress: Progress) -> No
     folder.drop(shard for shard, _ in damaged)
 
 
-def encode_rows(
+def _encode_rows(
     encoder: Encoder, table: pa.Table, images: Images, done: Callable[[int], None] | None = None
 ) -> pa.Table:
     """Listed images in; their paths, labels, sizes and times out, each with its code or the reason it has none."""
@@ -239,3 +236,51 @@ def _stopped(folder: CodesFolder) -> Stopped:
     return Stopped(
         f"stopped; {len(folder.shards):,} shards are complete in {folder.path}/; rerun the same command to resume"
     )
+
+
+def _encoded_on_ray(
+    model: Path, folder: CodesFolder, missing: list[slice], advance: Callable[[int], None]
+) -> Iterator[pa.Table]:
+    """What `_encode_rows` returns for each of the missing ranges of rows, made on a Ray cluster.
+
+    Ray Data hands batches of paths to actors, each of which holds the model; this process writes what they return. All
+    machines must see the images and the model under the same paths and have hashlens installed. Without a running
+    cluster, the cores of this machine are used.
+    """
+    import ray
+
+    if not missing:
+        return
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    wanted = pa.concat_tables([folder.listed()[rows] for rows in missing])
+    batches = [wanted.slice(start, RAY_BATCH) for start in range(0, len(wanted), RAY_BATCH)]
+    encoded = ray.data.from_arrow(batches).map_batches(
+        _RayActor,
+        fn_constructor_args=(str(model),),
+        batch_size=RAY_BATCH,
+        batch_format="pyarrow",
+        # one core is left for Ray's own work
+        compute=ray.data.ActorPoolStrategy(size=max(1, int(ray.cluster_resources()["CPU"]) - 1)),
+    )
+    found: Any = iter(encoded.iter_batches(batch_size=RAY_BATCH, batch_format="pyarrow"))
+    waiting = wanted[:0]
+    for rows in missing:
+        n = rows.stop - rows.start
+        while len(waiting) < n:
+            waiting = pa.concat_tables([waiting, next(found)], promote_options="default")
+        yield waiting[:n]
+        advance(n)
+        waiting = waiting[n:]
+
+
+class _RayActor:
+    def __init__(self, model: str):
+        os.environ["HASHLENS_THREADS"] = "1"  # one actor per core
+        self.encoder = Encoder.load(model)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        return _encode_rows(self.encoder, table, FileImages.of(table))

@@ -25,7 +25,7 @@ from hashlens.machine import blocks, one_blas_thread, work_ahead
 if TYPE_CHECKING:
     from hashlens.hashers.base import Hasher
 
-ROWS = 32  # that a projection is always given
+ROWS = 32  # given to a projection at once, always: its rounding depends on their number
 
 
 class Encoder:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from hashlens.data.images import Images
 
 FORMAT = "hashlens onnx 2"
-CHECKED_BITS = 100_000  # at least so many are compared
-ENOUGH = 0.999  # of the bits must be those of the model that was exported
+CHECKED_BITS = 100_000  # compared at least
+ENOUGH = 0.999  # share of the bits that must equal those of the model
 
 
 def load_exported(folder: ModelFolder) -> Encoder:
@@ -44,7 +44,7 @@ def load_exported(folder: ModelFolder) -> Encoder:
         written = {EXPORTED: facts["sha256"]} | {f"hasher/{name}": value for name, value in facts["hasher"].items()}
         for name, expected in written.items():
             if sha256(folder.path / name) != expected:
-                raise DataError(f"{folder.path / name} is not as it was written; export the model again")
+                raise DataError(f"{folder.path / name} has changed since it was written; export the model again")
         forward = one_core_session(str(folder.path / EXPORTED))
         extractor = Extractor(lambda: forward, facts["input"]["size"], lambda: facts["sha256"])
         hasher = hashlens.load(folder.path / "hasher") if facts["hasher"] else None

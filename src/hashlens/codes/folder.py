@@ -397,11 +397,9 @@ def _changed_at(path: str) -> int:
 
 
 def _items(table: pa.Table) -> pa.Table:
-    """The columns of a shard in their order and types."""
-    columns = {"path": table["path"].cast(pa.string())}
-    if "labels" in table.column_names:
-        columns["labels"] = table["labels"].cast(pa.list_(pa.string()))
+    """The columns of a shard in their order and types; sizes and times that are not known are null."""
+    types = {"path": pa.string(), "labels": pa.list_(pa.string()), "size": pa.int64(), "mtime": pa.int64()}
+    columns = {name: table[name].cast(kind) for name, kind in types.items() if name in table.column_names}
     for name in ("size", "mtime"):
-        known = name in table.column_names
-        columns[name] = table[name].cast(pa.int64()) if known else pa.nulls(len(table), pa.int64())
-    return pa.table(columns)
+        columns.setdefault(name, pa.nulls(len(table), types[name]))
+    return pa.table({name: columns[name] for name in types if name in columns})

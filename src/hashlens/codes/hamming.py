@@ -1,7 +1,7 @@
 """Codes in, Hamming distances out, or what every score of a ranking is computed from: counts by distance.
 
 Codes are laid out word by word, (n_words, n), so that the innermost loop runs along the database and the compiler turns
-it into vector instructions for any code length. The loops hold no lock; threads take blocks of queries.
+it into vector instructions for any code length. The loops release the GIL; threads take blocks of queries.
 """
 
 from __future__ import annotations

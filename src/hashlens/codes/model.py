@@ -102,6 +102,5 @@ class ModelFolder:
         if ours["fingerprint"] != given["fingerprint"]:
             raise MismatchError(
                 f"{where} was made with {ours['name']} {ours['fingerprint'][:8]}…, you gave {given['name']}"
-                f" {given['fingerprint'][:8]}…; codes of two models cannot be mixed:"
-                " use the same model"
+                f" {given['fingerprint'][:8]}…; codes of two models cannot be mixed: use the same model"
             )
