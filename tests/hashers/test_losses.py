@@ -314,6 +314,23 @@ def test_wrong_use():
             losses.DTSHLoss(8)(u, wrong)
 
 
+@pytest.mark.parametrize("name", ["DSRHLoss", "DTSHTripletLoss"])
+def test_gradients_are_the_same_each_time_with_two_threads(rng, name):
+    u, rows, triplets = (
+        rng.normal(size=(64, 16)).astype(np.float32) * 3,
+        np.arange(64),
+        rng.integers(0, 64, (20_000, 3)),
+    )
+    labels, args = (rng.random((64, 20)) < 0.3, ()) if name == "DSRHLoss" else (None, (triplets, 64))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        found = {value_and_gradient(getattr(losses, name)(16, *args), u, labels, rows)[1].tobytes() for _ in range(60)}
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
+
+
 def test_hundreds_of_shared_labels_do_not_overflow(rng):
     sets = np.zeros((4, 2000), int)
     sets[:2] = 1

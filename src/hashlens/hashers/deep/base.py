@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +19,7 @@ from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
 from hashlens.features.extractor import Extractor, is_features
 from hashlens.features.networks import OWN, build_blocks, describe_network, network_info
 from hashlens.features.networks.inference import choose_device, prepare_cpu, set_layout
-from hashlens.hashers.base import Hasher
+from hashlens.hashers.base import Hasher, never
 from hashlens.hashers.deep.heads import HEADS, build_head
 from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs, Windows
 from hashlens.hashers.deep.training import Inputs, Training, train
@@ -48,9 +50,17 @@ class DeepHasher(Hasher):
     frozen_blocks: int | None = setting(None, "leading blocks left untrained; none: what suits the backbone", low=0)
     training: Training = DEFAULT_TRAINING
 
-    def _loss(self, labels: Labels) -> Loss:
-        """The loss for these training labels."""
-        raise NotImplementedError
+    def _loss(self, labels: Any) -> Loss:
+        """The loss for these training labels: by default NAMELoss beside the class NAME.
+
+        What its constructor asks for are settings of the method, `labels` and `n_classes`.
+        """
+        cls = getattr(import_module(type(self).__module__), f"{type(self).__name__}Loss")
+        known = vars(self) | {"labels": labels, "n_classes": labels.n_classes}
+        return cls(**{name: known[name] for name in signature(cls).parameters})
+
+    def _keep(self, loss: Any) -> None:
+        """Keep what the loss has learned beside the network, if anything."""
 
     @property
     def _n_outputs(self) -> int:
@@ -68,22 +78,15 @@ class DeepHasher(Hasher):
     def _fit(
         self,
         X: Any,
-        labels: Labels | None,
+        labels: Any,
         *,
-        loss: Loss | None = None,
         run: Path | None = None,
-        progress: Progress | None = None,
-        stop: Callable[[], bool] = lambda: False,
+        progress: Progress | bool = False,
+        stop: Callable[[], bool] = never,
     ) -> None:
-        """Learn from labels or, without them, by a `loss` that has `triplets`."""
-        if labels is not None:
-            loss = self._loss(labels) if loss is None else loss
-            supervision = labels.values
-        else:
-            assert loss is not None and isinstance(loss.triplets, np.ndarray)
-            supervision = loss.triplets
+        """Learn from `Labels`, or from what else `_targets` gives."""
+        loss, progress = self._loss(labels), Progress.of(progress)
         prepare_cpu()
-        progress = progress or Progress(quiet=True)
         device = choose_device(self.training.device)
         self._build(X)
         inputs, network = self._inputs(X, device, progress)
@@ -93,7 +96,7 @@ class DeepHasher(Hasher):
             "method": self.name,
             **to_json(self),
             **self._chosen(),
-            "data": _hash(data, np.ascontiguousarray(supervision).tobytes()),
+            "data": _hash(data, labels.values.tobytes()),
             "frozen": _hash(*(name.encode() + value.cpu().numpy().tobytes() for name, value in frozen.items())),
         }
         set_layout(network.to(device), torch.channels_last)
@@ -101,7 +104,7 @@ class DeepHasher(Hasher):
             network,
             loss.to(device),
             inputs,
-            labels,
+            labels if isinstance(labels, Labels) else None,
             self.training,
             seed=self.random_state,
             device=device,
@@ -110,6 +113,7 @@ class DeepHasher(Hasher):
             progress=progress,
             stop=stop,
         )
+        self._keep(loss)
         set_layout(self.network_.to("cpu"), torch.contiguous_format).eval()
         if self.backbone_.startswith(OWN):
             self.probe_ = self._whole().probe

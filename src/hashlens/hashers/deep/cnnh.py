@@ -32,12 +32,7 @@ class CNNH(DeepHasher):
     same. The variant that also predicts classes, CNNH+, is not here.
     """
 
-    name = "cnnh"
-
     n_sweeps: int = setting(5, "passes over the entries of the factor; paper, as we recall it: 5", low=1)
-
-    def _loss(self, labels: Labels) -> Loss:
-        return CNNHLoss(self.n_bits, labels, self.n_sweeps, self.random_state)
 
 
 class CNNHLoss(Loss):

@@ -73,7 +73,7 @@ class SupervisedDeepHashing(DeepHashing):
     name = "dh-supervised"
     supervised = True
 
-    alpha: float = setting(1.0, "weight of the labels; paper: 1")
+    alpha: float = setting(1.0, "weight of the labels; paper: 1", low=0)
 
 
 def start(network: nn.Sequential, x: torch.Tensor) -> None:

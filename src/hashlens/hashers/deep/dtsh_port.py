@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hashlens.data.labels import Labels
 from hashlens.hashers.deep.dtsh import DTSH, TRIPLETS_PER_QUERY
 from hashlens.hashers.losses import Loss
 from hashlens.settings import setting
@@ -45,11 +44,11 @@ class DTSHPort(DTSH):
 
     name = "dtsh-port"
 
-    product: float = setting(0.5, "factor of u . u in theta; paper: 1/2, port: 1")
+    product: float = setting(0.5, "factor of u . u in theta; paper: 1/2, port: 1", above=0)
     own_positive: bool = setting(False, "an image counts as its own positive, as in the port; only in-batch")
     sampling: str = setting("published", "as in DTSH", choices=("in-batch", "published"))
 
-    def _loss(self, labels: Labels) -> Loss:
+    def _loss(self, labels: Any) -> Loss:
         loss: Any = super()._loss(labels)
         loss.product, loss.own_positive = self.product, self.own_positive
         return loss

@@ -30,7 +30,6 @@ class AGH(AnchorGraphHasher):
     no neighbours at all, every second cut is equally good, and both sides are cut at their means.
     """
 
-    name = "agh"
     supervised = False
 
     layers: int = setting(2, "thresholds per eigenvector; the paper recommends 2", choices=(1, 2))

@@ -28,7 +28,6 @@ class BRE(LinearHasher):
     projection, and only that is kept. With fewer rows than anchors, all are anchors.
     """
 
-    name = "bre"
     supervised = False
 
     n_sample: int = setting(1000, "training rows to learn from, drawn at random; paper: 1,000", low=2)

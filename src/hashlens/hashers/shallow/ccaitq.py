@@ -27,8 +27,6 @@ class CCAITQ(LinearHasher):
     those few over all bits.
     """
 
-    name = "ccaitq"
-
     rho: float = setting(1e-4, "regularisation relative to the mean variance; authors' code: 1e-4", low=1e-10)
     n_iterations: int = setting(50, "iterations of ITQ; paper: 50", low=0)
 

@@ -37,8 +37,6 @@ class CGHash(LinearHasher):
     times itself; after that, bits restart with new triplets, so that each is repeated about equally often.
     """
 
-    name = "cghash"
-
     C: float = setting(30.0, "weight of the triplets; our choice on CIFAR-10, where 1,000 overfits", above=0)
     n_triplets: int = setting(10, "random triplets per row; our choice, 30 was no better on CIFAR-10", low=1)
     n_starts: int = setting(2, "random starts per bit besides a spectral one; they help with few rows", low=0)

@@ -29,7 +29,6 @@ class DGH(AnchorGraphHasher):
     columns; Y^T Y / n is then a projection.
     """
 
-    name = "dgh"
     supervised = False
 
     rho: float = setting(1.0, "weight of balanced, uncorrelated bits; the paper tunes it, 1 is our choice", low=0)

@@ -31,8 +31,6 @@ class FastH(ShallowHasher):
     separated all pairs; the bytes of a feature are its quantiles; nodes split by Gini impurity.
     """
 
-    name = "fasth"
-
     n_partners: int = setting(100, "pairs drawn per row, of each kind; released code: 100", low=1)
     n_sweeps: int = setting(2, "passes of graph cuts over all classes per bit; released code: 2", low=0)
     n_trees: int = setting(200, "trees per bit; paper: 200", low=1)

@@ -22,7 +22,6 @@ class IsoHash(LinearHasher):
     are filled up with zeros before they are rotated.
     """
 
-    name = "isohash"
     supervised = False
 
     n_iterations: int = setting(1000, "maximum number of iterations; our choice", low=0)

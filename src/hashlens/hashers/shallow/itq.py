@@ -22,7 +22,6 @@ class ITQ(LinearHasher):
     with zeros before it is rotated.
     """
 
-    name = "itq"
     supervised = False
 
     n_iterations: int = setting(50, "number of iterations; paper: 50", low=0)

@@ -27,8 +27,6 @@ class LFH(LinearHasher):
     Training rows too are encoded by the regression, not by their factors.
     """
 
-    name = "lfh"
-
     beta: float = setting(30.0, "variance of the factors times n_bits; authors' code: 30", above=0)
     lambda_: float = setting(
         100.0, "ridge weight relative to n / d; authors' code: 1; 100 was chosen on held-out GIST of CIFAR-10", above=0

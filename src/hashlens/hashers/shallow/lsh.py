@@ -20,7 +20,6 @@ class LSH(LinearHasher):
     features are centred by the training mean, without which bits of non-negative features say little.
     """
 
-    name = "lsh"
     supervised = False
 
     def _learn_projection(self, X: np.ndarray, labels: None) -> np.ndarray:

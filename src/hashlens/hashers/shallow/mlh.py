@@ -31,8 +31,6 @@ class MLH(LinearHasher):
     Features are centred and scaled to a mean length of one; there is no bias.
     """
 
-    name = "mlh"
-
     rho: float = setting(0.25, "distance below which pairs count as near, as a fraction of n_bits", low=0, high=1)
     lambda_: float = setting(1.0, "above 1, dissimilar pairs weigh more", above=0)
     n_epochs: int = setting(10, "epochs of 20 pairs per row", low=0)

@@ -30,8 +30,6 @@ class RSH(LinearHasher):
     fewer features than bits, which the paper does not treat, there are as many directions as features.
     """
 
-    name = "rsh"
-
     lambda_: float = setting(
         1.0,
         "weight of orthogonality relative to the largest eigenvalue; our choice, 1 to 1,000 do as well",

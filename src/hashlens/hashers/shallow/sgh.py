@@ -27,7 +27,6 @@ class SGH(KernelHasher):
     there are fewer features or anchors than bits, further bits are those that contradict it least.
     """
 
-    name = "sgh"
     supervised = False
 
     n_anchors: int = setting(300, "number of anchors; paper: 300", low=1)

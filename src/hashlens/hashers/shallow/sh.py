@@ -23,7 +23,6 @@ class SH(LinearHasher):
     the bits are waves along those there are.
     """
 
-    name = "sh"
     deterministic = True
     supervised = False
 

@@ -27,7 +27,6 @@ class SIKH(LinearHasher):
     where that many rows are equal, s is the root of the mean squared distance of two rows.
     """
 
-    name = "sikh"
     supervised = False
 
     gamma: float | None = setting(

@@ -33,7 +33,6 @@ class SPLH(LinearHasher):
     matrix has no positive eigenvalue left there.
     """
 
-    name = "splh"
     deterministic = True  # unless there are more rows than n_labelled
 
     alpha: float = setting(1.0, "extra weight of the pairs that the previous bits got wrong", low=0, high=1)
