@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from html import escape
 from inspect import signature
 from pathlib import Path
@@ -94,7 +94,7 @@ class Hasher(Declared, ScikitLearn):
         for name in list(params):
             part, nested, inner = name.partition("__")
             whole: Any = params.get(part, getattr(self, part, None))
-            if nested and is_dataclass(whole):
+            if nested and hasattr(whole, "__dataclass_fields__"):
                 find_setting(type(whole), inner)
                 params[part] = replace(whole, **{inner: params.pop(name)})
         require_arguments(type(self), params)

@@ -22,7 +22,7 @@ from hashlens.features.networks.inference import choose_device, prepare_cpu, set
 from hashlens.hashers.base import Hasher, never
 from hashlens.hashers.deep.heads import HEADS, build_head
 from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs, Windows
-from hashlens.hashers.deep.training import Inputs, Training, train
+from hashlens.hashers.deep.training import Training, train
 from hashlens.hashers.losses import Loss
 from hashlens.progress import Progress
 from hashlens.settings import setting, to_json
@@ -171,7 +171,7 @@ class DeepHasher(Hasher):
             return network_info(self.backbone).name if isinstance(self.backbone, nn.Module) else self.backbone
         return "small-cnn" if isinstance(X, ArrayImages) and X.tiny_grey else "efficientnet-lite0"
 
-    def _inputs(self, X: Any, device: str, progress: Progress) -> tuple[Inputs, nn.Module]:
+    def _inputs(self, X: Any, device: str, progress: Progress) -> tuple[ArrayInputs | ImageInputs, nn.Module]:
         """What the loop reads, and the part of the network that it trains."""
         if isinstance(X, np.ndarray):
             return ArrayInputs([X]), self.network_

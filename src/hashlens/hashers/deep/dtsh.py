@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from hashlens.data.labels import Labels
+from hashlens.data.labels import Labels, relevant
 from hashlens.data.triplets import clean_triplets
 from hashlens.errors import UsageError
 from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.deep.likelihood import triplet_nll
 from hashlens.hashers.deep.training import released
-from hashlens.hashers.deep.triplets import draw_from_bank
 from hashlens.hashers.losses import Loss, quantisation_error, same_class
 from hashlens.progress import Progress
 from hashlens.settings import setting
@@ -23,6 +22,7 @@ from hashlens.settings import setting
 # The authors' code draws 50 positives x 50 negatives x 9 other classes per query. lambda = 100 weighs the quantisation
 # error of one image against the SUM over these triplets; against their mean it is lambda / 22,500.
 TRIPLETS_PER_QUERY = 22_500
+DRAWS = 50  # positives, and negatives of each other class
 
 
 class Triplets(NamedTuple):
@@ -172,6 +172,39 @@ class DTSHBankLoss(_RememberingLoss):
         nll = F.softplus(-gap).mean((1, 2, 3))  # of each query
         value = (nll + self.lambda_bar * quantisation_error(u)).sum() / self.batch_size
         return value, (gap < 0).float().mean().item()
+
+
+def draw_from_bank(labels: Labels, rows: np.ndarray, seed: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of positives and negatives for each query in the batch, both (b, groups, 50).
+
+    A triplet is any positive of a group with any negative of the same group. Single labels: one group for every other
+    class, with new positives drawn for each. Label sets, a case that the authors' code does not have: nine
+    groups, as many as CIFAR-10 gives, of images that share a label with the query and images that share none.
+    Images of the batch are never drawn; draws are without replacement where there are 50 to draw from. Where there is
+    nothing to draw, the query itself is both positive and negative, so the gradient is zero.
+    """
+    rng = np.random.default_rng(seed)
+    outside = np.ones(len(labels), bool)
+    outside[rows] = False
+    pool = np.flatnonzero(outside)
+    pairs: list[list[list[np.ndarray]]] = []  # of each query, [positives, negatives] of each group
+    if labels.multi:
+        for row, shares in zip(rows, relevant(labels[rows], labels[pool]), strict=True):
+            pairs.append([_draw(pool[shares], pool[~shares], row, rng) for _ in range(9)])
+    else:
+        members = [pool[labels.values[pool] == c] for c in range(labels.n_classes)]
+        present = np.unique(labels.values)
+        for row in rows:
+            own = labels.values[row]
+            pairs.append([_draw(members[own], members[c], row, rng) for c in present if c != own])
+    drawn = np.array(pairs)  # (b, groups, 2, 50)
+    return drawn[:, :, 0], drawn[:, :, 1]
+
+
+def _draw(positives: np.ndarray, negatives: np.ndarray, query: int, rng: np.random.Generator) -> list[np.ndarray]:
+    if not len(positives) or not len(negatives):
+        positives = negatives = np.array([query])
+    return [rng.choice(members, DRAWS, replace=len(members) < DRAWS) for members in (positives, negatives)]
 
 
 class DTSHTripletLoss(_RememberingLoss):

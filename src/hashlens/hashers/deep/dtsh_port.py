@@ -22,13 +22,7 @@ DIFFERENCES = {
     5: "an image is its own positive (only with triplets inside the batch, so together with 4)",
     6: "RMSprop at 1e-5, half as many epochs again, not SGD at 5e-4 in steps",
 }
-RMSPROP: dict[str, Any] = {
-    "optimizer": "rmsprop",
-    "lr": 1e-5,
-    "head_lr": 1e-5,
-    "weight_decay": 1e-5,
-    "step_factor": 1.0,
-}
+RATES: dict[str, Any] = {"lr": 1e-5, "head_lr": 1e-5, "weight_decay": 1e-5, "step_factor": 1.0}
 
 
 class DTSHPort(DTSH):
@@ -69,7 +63,7 @@ def port_settings(differences: tuple[int, ...], n_bits: int, n_train: int, epoch
         3: {"lambda_": TRIPLETS_PER_QUERY / n_bits},
         4: {"sampling": "in-batch"},
         5: {"sampling": "in-batch", "own_positive": True},
-        6: {"training": replace(theirs.training, epochs=round(1.5 * epochs), **RMSPROP)},
+        6: {"training": replace(theirs.training, epochs=round(1.5 * epochs), optimizer="rmsprop", **RATES)},
     }
     for number in differences:
         settings |= changes[number]
