@@ -16,8 +16,6 @@ from torch.nn import functional as F
 
 from hashlens.machine import in_threads, shares
 
-LARGEST = 700.0  # exp of more is infinite
-
 
 def triplet_nll(
     theta: torch.Tensor, positives: torch.Tensor, negatives: torch.Tensor, alpha: float
@@ -31,14 +29,13 @@ def triplet_nll(
     if n_queries == 0:  # a batch of one class, or without a pair of it
         return theta.sum() * 0, 0.0
     weight = 1 / (n_triplets.clamp(min=1) * n_queries).double()  # of a triplet of each query
-    spread = (theta.amax(1) - theta.amin(1)).max().item() + abs(alpha)
-    if theta.device.type == "cpu" and spread < LARGEST / 2:  # more means that training diverges; speed does not matter
+    if theta.device.type == "cpu":
         nll, n_active = _Compiled.apply(theta, positives, negatives, weight, alpha)
         return nll, n_active.item() / int(n_triplets.sum())
     query, positive = torch.nonzero(positives, as_tuple=True)
     gap = theta[query, positive][:, None] - theta[query] - alpha  # (pairs, n)
     negative = negatives[query]
-    nll = (F.softplus(-gap, threshold=40) * negative).sum(1) @ weight[query].to(theta)
+    nll = (F.softplus(-gap) * negative).sum(1) @ weight[query].to(theta)
     return nll, (((gap < 0) & negative).sum() / n_triplets.sum()).item()
 
 
@@ -72,6 +69,7 @@ class _Compiled(torch.autograd.Function):
 @njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
 def _likelihood(theta, positives, negatives, alpha, start, stop, nll, slope, n_active):  # type: ignore[no-untyped-def]
     """For queries start..stop: sum over their triplets of softplus(-T), its slope in theta, and how many T < 0."""
+    largest = 700.0  # exp of more is infinite
     for q in range(start, stop):
         p, n = np.flatnonzero(positives[q]), np.flatnonzero(negatives[q])
         if len(p) == 0 or len(n) == 0:
@@ -80,30 +78,42 @@ def _likelihood(theta, positives, negatives, alpha, start, stop, nll, slope, n_a
         pulls = np.zeros(len(n))  # sum over positives of sigmoid(-T), for each negative
         total = 0.0
         middle = (near.min() + near.max() + far.min() + far.max()) / 4
-        left, right = np.exp(middle - near), np.exp(far - middle)
-        # of 1 + exp(-T), for each negative; its logarithm is taken before it overflows
-        product = np.ones(len(n))
-        room = LARGEST / math.log1p(left.max() * right.max())
-        taken = 0
-        for i in range(len(p)):
-            pull = 0.0
-            count = 0
-            for j in range(len(n)):
-                odds = left[i] * right[j]
-                above = 1 + odds
-                share = odds / above
-                product[j] *= above
-                pulls[j] += share
-                pull += share
-                count += odds > 1
-            slope[q, p[i]] = -pull
-            n_active[q] += count
-            taken += 1
-            if taken + 1 > room or i == len(p) - 1:
+        reach = max(near.max() - middle, middle - near.min(), far.max() - middle, middle - far.min())
+        if reach < largest / 2:
+            left, right = np.exp(middle - near), np.exp(far - middle)
+            # of 1 + exp(-T), for each negative; its logarithm is taken before it overflows
+            product = np.ones(len(n))
+            room = largest / math.log1p(left.max() * right.max())
+            taken = 0
+            for i in range(len(p)):
+                pull = 0.0
+                count = 0
                 for j in range(len(n)):
-                    total += math.log(product[j])
-                    product[j] = 1.0
-                taken = 0
+                    odds = left[i] * right[j]
+                    above = 1 + odds
+                    share = odds / above
+                    product[j] *= above
+                    pulls[j] += share
+                    pull += share
+                    count += odds > 1
+                slope[q, p[i]] = -pull
+                n_active[q] += count
+                taken += 1
+                if taken + 1 > room or i == len(p) - 1:
+                    for j in range(len(n)):
+                        total += math.log(product[j])
+                        product[j] = 1.0
+                    taken = 0
+        else:  # outputs this large mean that training diverges; speed does not matter
+            for i in range(len(p)):
+                for j in range(len(n)):
+                    x = far[j] - near[i]
+                    small = math.exp(-abs(x))
+                    share = (1.0 if x > 0 else small) / (1 + small)
+                    total += max(x, 0.0) + math.log1p(small)
+                    pulls[j] += share
+                    slope[q, p[i]] -= share
+                    n_active[q] += x > 0
         nll[q] = total
         for j in range(len(n)):
             slope[q, n[j]] = pulls[j]
