@@ -6,8 +6,6 @@ Validation, JSON, `hashlens methods NAME` and `--set name=value` all read these 
 dataclass with settings (the `training` of deep methods) contributes them under their own names: `--set epochs=3`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace

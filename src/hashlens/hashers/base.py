@@ -1,7 +1,5 @@
 """Hasher: the contract of every method. `fit` learns, `project` gives real values, `encode` gives codes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

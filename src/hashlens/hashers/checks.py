@@ -1,7 +1,5 @@
 """What every method must do, as small checks. They run on each row of METHODS, and by `check_hasher` on your class."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape

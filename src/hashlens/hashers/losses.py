@@ -11,8 +11,6 @@ where a loss changes during training (DPSH, DSCH, DRSCH); elsewhere it does noth
 Each loss is next to its method, in deep/; what several share is here.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """DeepHasher: what all deep methods share. Images or features in, a trained network and its codes out."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from importlib import import_module

@@ -1,7 +1,5 @@
 """CNNH, convolutional neural network hashing: labels in, codes that factorise them out; then a network learns those."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

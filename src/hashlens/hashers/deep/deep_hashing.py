@@ -1,7 +1,5 @@
 """Deep Hashing and its supervised variant: features in, the signs of a few layers of tanh units out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

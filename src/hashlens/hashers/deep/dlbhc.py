@@ -1,7 +1,5 @@
 """DLBHC, deep learning of binary hash codes: outputs of a batch in, cross-entropy of a classifier above them out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """DPSH, deep pairwise-supervised hashing: outputs of a batch in, likelihood of its pairs with all images out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Self
 

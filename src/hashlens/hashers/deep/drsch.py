@@ -1,7 +1,5 @@
 """DSCH and DRSCH, similarity comparison hashing: outputs of a batch in, triplet hinge on weighted bits out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

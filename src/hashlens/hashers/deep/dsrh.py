@@ -1,7 +1,5 @@
 """DSRH, deep semantic ranking hashing: outputs of a batch in, ranking hinge weighted by shared labels out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """DTSH, deep supervised hashing with triplet labels: outputs of a batch in, likelihood of its triplets out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 

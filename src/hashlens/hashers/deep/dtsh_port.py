@@ -5,8 +5,6 @@ of DTSH (`port_settings`); the other two are here. It is not a method and has no
 ablation that asks how much of the difference between published numbers comes from the port.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a network is trained on: row numbers and randomness in, an augmented tensor of features, maps or images out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """NINH, network in network hashing: outputs of a batch in, hinge of its triplets on values between 0 and 1 out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

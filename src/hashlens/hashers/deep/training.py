@@ -5,8 +5,6 @@ training. So a run that was stopped and resumed takes the same steps as one that
 score is computed during training and no epoch is chosen afterwards: the model is the one at the end.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """AGH, anchor graph hashing: the smoothest functions on an anchor graph in, one or two thresholds of each out."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import sparse
 

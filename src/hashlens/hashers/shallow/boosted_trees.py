@@ -5,8 +5,6 @@ its feature is above its threshold), and the leaves follow the nodes. A node tha
 Features are kept column by column, (d, n), so that all loops run along the rows.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """BRE, binary reconstructive embedding: features in, projections whose Hamming distances rebuild theirs out."""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 

@@ -1,7 +1,5 @@
 """DGH, discrete graph hashing: an anchor graph in, codes that neighbours share, found without relaxing them, out."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import linalg, sparse
 

@@ -1,7 +1,5 @@
 """FastH, fast supervised hashing: bits that suit the labels by graph cuts in, boosted trees that predict them out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """IsoHash, isotropic hashing: principal directions in, a rotation of them with equal variances out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hashlens.hashers.shallow.base import LinearHasher

@@ -1,7 +1,5 @@
 """ITQ and CCA-ITQ, iterative quantisation: directions in, the rotation of them that the sign changes least out."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import linalg
 

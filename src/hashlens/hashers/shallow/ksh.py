@@ -1,7 +1,5 @@
 """KSH, supervised hashing with kernels: similarities to anchors and labels in, bits that agree within classes out."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import linalg, sparse
 

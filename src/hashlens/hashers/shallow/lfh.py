@@ -1,7 +1,5 @@
 """LFH, latent factor hashing: features and pairwise labels in, a regression on factors of the labels out."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import linalg
 from scipy.special import expit

@@ -1,7 +1,5 @@
 """LSH, locality sensitive hashing: random projections in, their signs out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hashlens.hashers.shallow.base import LinearHasher

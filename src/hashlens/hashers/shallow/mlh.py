@@ -1,7 +1,5 @@
 """MLH, minimal loss hashing: features and labelled pairs in, projections that minimise a loss of distances out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hashlens.data.labels import Labels

@@ -1,7 +1,5 @@
 """RSH, ranking-based supervised hashing: which row ranks above which in, projections that preserve the order out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hashlens.data.labels import Labels

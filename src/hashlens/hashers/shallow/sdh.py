@@ -1,7 +1,5 @@
 """SDH, supervised discrete hashing: similarities to anchors in, codes that a linear classifier tells apart out."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import linalg
 

@@ -1,7 +1,5 @@
 """SGH, scalable graph hashing: similarities to anchors in, bits whose products fit a graph of all rows out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hashlens.hashers.shallow.base import KernelHasher, signs

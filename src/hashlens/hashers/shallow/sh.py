@@ -1,7 +1,5 @@
 """SH, spectral hashing: principal directions in, the signs of the slowest waves along them out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hashlens.hashers.shallow.base import LinearHasher

@@ -1,7 +1,5 @@
 """SIKH, shift-invariant kernel hashing: random waves in, the signs of their values above random thresholds out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hashlens.hashers.shallow.base import LinearHasher, draw_rows, squared_distances

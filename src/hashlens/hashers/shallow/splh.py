@@ -1,7 +1,5 @@
 """SPLH, sequential projection learning: features and pairwise labels in, one projection after another out."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import linalg
 
