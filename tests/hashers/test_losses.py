@@ -7,7 +7,7 @@ import pytest
 import torch
 from slow_losses import BATCHES, WITHOUT_TRIPLETS, differences, n_shared, triplets_of, value_and_gradient
 
-from hashlens import Training, evaluate_codes, losses
+from hashlens import DPSH, Training, evaluate_codes, losses
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, UsageError
 from hashlens.hashers.deep.base import DeepHasher
@@ -294,6 +294,18 @@ def test_a_new_loss_is_a_class_and_its_method(clusters):
     X, y = clusters
     codes = Toy(12, training=Training(epochs=10, batch_size=50, head_lr=0.05)).fit(X, y).encode(X)
     assert evaluate_codes(codes[:50], codes[50:], y[:50], y[50:])["map"] > 0.7
+
+
+def test_a_loss_is_inherited_or_missed():
+    class MyDPSH(DPSH):
+        eta: float = 3.0
+
+    class Lossless(DeepHasher):
+        pass
+
+    assert MyDPSH(8)._loss(Labels.of([0, 1])).eta == 3.0
+    with pytest.raises(NotImplementedError, match="write LosslessLoss beside Lossless, or its _loss"):
+        Lossless(8)._loss(Labels.of([0, 1]))
 
 
 def test_wrong_use():

@@ -49,13 +49,16 @@ class DeepHasher(Hasher):
     training: Training = DEFAULT_TRAINING
 
     def _loss(self, labels: Any) -> Loss:
-        """The loss for these training labels: by default NAMELoss beside the class NAME.
+        """The loss for these training labels: by default NAMELoss beside the class NAME, or beside one it inherits from.
 
         What its constructor asks for are settings of the method, `labels` and `n_classes`.
         """
-        cls = getattr(import_module(type(self).__module__), f"{type(self).__name__}Loss")
         known = vars(self) | {"labels": labels, "n_classes": labels.n_classes}
-        return cls(**{name: known[name] for name in signature(cls).parameters})
+        for cls in type(self).__mro__:
+            loss = getattr(import_module(cls.__module__), f"{cls.__name__}Loss", None)
+            if loss is not None:
+                return loss(**{name: known[name] for name in signature(loss).parameters})
+        raise NotImplementedError(f"write {type(self).__name__}Loss beside {type(self).__name__}, or its _loss")
 
     def _keep(self, loss: Any) -> None:
         """Keep what the loss has learned beside the network, if anything."""

@@ -3,13 +3,7 @@
 import numpy as np
 from scipy import sparse
 
-from hashlens.hashers.shallow.anchor_graph import (
-    NOISE,
-    AnchorGraphHasher,
-    fill_up,
-    graph_eigenvectors,
-    without_noise,
-)
+from hashlens.hashers.shallow.anchor_graph import NOISE, AnchorGraphHasher, fill_up, graph_eigenvectors, without_noise
 from hashlens.settings import setting
 
 

@@ -29,9 +29,7 @@ class RSH(LinearHasher):
     """
 
     lambda_: float = setting(
-        1.0,
-        "weight of orthogonality relative to the largest eigenvalue; our choice, 1 to 1,000 do as well",
-        above=0,
+        1.0, "weight of orthogonality relative to the largest eigenvalue; our choice, 1 to 1,000 do as well", above=0
     )
 
     def _learn_projection(self, X: np.ndarray, labels: Labels) -> np.ndarray:
