@@ -49,7 +49,7 @@ class DeepHasher(Hasher):
     training: Training = DEFAULT_TRAINING
 
     def _loss(self, labels: Any) -> Loss:
-        """The loss for these training labels: by default NAMELoss beside the class NAME, or beside one it inherits from.
+        """The loss for these training labels: by default NAMELoss beside the class NAME or a base of it.
 
         What its constructor asks for are settings of the method, `labels` and `n_classes`.
         """
