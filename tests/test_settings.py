@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from hashlens import DTSH, METHODS, Training
 from hashlens.errors import UsageError
 from hashlens.hashers.methods import hasher_class
-from hashlens.settings import apply, check, describe, from_json, parse, parse_for, to_json
+from hashlens.settings import apply, check, describe, from_json, parse, parse_for, setting, to_json
 
 WRONG = {  # values just outside the range of each setting that has one
     "agh": {"layers": [0, 3], "n_anchors": [1], "n_nearest": [0]},
@@ -19,8 +21,10 @@ WRONG = {  # values just outside the range of each setting that has one
     "cnnh": {"n_sweeps": [0]},
     "dgh": {"rho": [-0.1], "rotate": ["yes"], "n_iterations": [-1], "n_anchors": [1], "n_nearest": [0]},
     "dh": {"lambda1": [-1.0], "lambda2": [-1.0], "lambda3": [-1.0], "epochs": [0]},
-    "dpsh": {"memory_from": [-0.1, 1.1]},
-    "drsch": {"threshold": [0.0], "slope": [0.0], "growth": [0.0]},
+    "dh-supervised": {"alpha": [-1.0]},
+    "dpsh": {"memory_from": [-0.1, 1.1], "eta": [-1.0]},
+    "drsch": {"threshold": [0.0], "slope": [0.0], "growth": [0.0], "lambda_": [-0.1]},
+    "dsrh": {"rho": [-1.0], "alpha": [-0.1]},
     "dtsh": {
         "n_bits": [0, -3, 2.5, "12", None, True],
         "random_state": [-1, None],
@@ -28,6 +32,8 @@ WRONG = {  # values just outside the range of each setting that has one
         "image_size": [7],
         "frozen_blocks": [-1],
         "sampling": ["publish"],
+        "alpha": [-1.0],
+        "lambda_": [-1.0],
         "training": [3],
     },
     "fasth": {"n_partners": [0], "n_sweeps": [-1], "n_trees": [0], "depth": [0, 9], "n_candidates": [0]},
@@ -44,7 +50,7 @@ WRONG = {  # values just outside the range of each setting that has one
         "momentum": [-0.1, 1.0],
         "weight_decay": [-0.1],
     },
-    "ninh": {"epsilon": [0.0, 0.6]},
+    "ninh": {"epsilon": [0.0, 0.6], "margin": [-1.0], "beta": [0.0]},
     "rsh": {"lambda_": [0.0]},
     "sdh": {"n_anchors": [0], "width": [0.0], "lambda_": [0], "nu": [-1], "ridge": [0], "n_sweeps": [-1]},
     "semantic": {"hidden": [(8, 0), 8], "noise": [-1.0], "pretraining_epochs": [-1], "epochs": [0]},
@@ -125,6 +131,49 @@ def test_text_becomes_values():
 def test_wrong_text(text, message):
     with pytest.raises(UsageError, match=f"^{message}"):
         parse(DTSH, [text])
+
+
+class Own:
+    mode: Literal["fast", "good"] = setting("fast", "how")
+    level: Literal[1, 2] | None = setting(None, "how much")
+    steps: list[int] = setting([3, 4], "when", low=1)
+    rates: tuple[float, ...] | None = setting((0.5,), "how fast")
+    kinds: list[Literal["a", "b"]] = setting(["a"], "which")
+
+
+def test_literals_and_lists_of_ones_own():
+    own = dataclass(Own)
+    texts = ["mode=good", "level=2", "steps=5,6", "rates=1,2.5", "kinds=b,a"]
+    values = {"mode": "good", "level": 2, "steps": [5, 6], "rates": (1.0, 2.5), "kinds": ["b", "a"]}
+    assert parse(own, texts) == values and parse(own, ["level=none"]) == {"level": None}
+    assert own(**from_json(own, json.loads(json.dumps(to_json(own(**values)))))) == own(**values)
+    check(own())
+    assert own().steps is not own().steps
+    assert {one.name: one.range for one in describe(own)}["mode"] == "one of fast, good"
+    for text, message in {
+        "mode=bad": "mode must be one of fast, good, got bad",
+        "level=3": "level must be one of 1, 2, got 3",
+        "steps=0,1": r"steps must be >= 1, got \[0, 1\]",
+        "steps=few": "steps must be integers separated by commas, got 'few'",
+        "kinds=a,c": r"kinds must be one of a, b, got \['a', 'c'\]",
+        "step=1": r"Own has no setting 'step' \(did you mean 'steps'\?\); its settings: mode, level, steps, .*",
+    }.items():
+        with pytest.raises(UsageError, match=f"^{message}$"):
+            parse(own, [text])
+
+
+def test_where_a_setting_belongs():
+    said = r"^'epochs' is a setting of training: use DTSH\(training=Training\(epochs=2\)\), or --set epochs=2$"
+    for use in (DTSH, DTSH().set_params):
+        with pytest.raises(UsageError, match=said):
+            use(epochs=2)
+        with pytest.raises(UsageError, match=r"^dtsh has no setting 'bits' .did you mean 'n_bits'"):
+            use(bits=2)
+    hasher = DTSH(training=Training(lr=0.1)).set_params(training__epochs=3, training__batch_size=9, n_bits=8)
+    assert (hasher.n_bits, hasher.training) == (8, Training(lr=0.1, epochs=3, batch_size=9))
+    with pytest.raises(UsageError, match=r"^Training has no setting 'epoch' .did you mean 'epochs'"):
+        hasher.set_params(training__epoch=3)
+    assert hasher.training.epochs == 3
 
 
 def test_settings_for_several_methods():

@@ -31,11 +31,11 @@ from hashlens.hashers.shallow.agh import AGH as AGH
 from hashlens.hashers.shallow.base import KernelHasher as KernelHasher
 from hashlens.hashers.shallow.base import LinearHasher as LinearHasher
 from hashlens.hashers.shallow.bre import BRE as BRE
-from hashlens.hashers.shallow.ccaitq import CCAITQ as CCAITQ
 from hashlens.hashers.shallow.cghash import CGHash as CGHash
 from hashlens.hashers.shallow.dgh import DGH as DGH
 from hashlens.hashers.shallow.fasth import FastH as FastH
 from hashlens.hashers.shallow.isohash import IsoHash as IsoHash
+from hashlens.hashers.shallow.itq import CCAITQ as CCAITQ
 from hashlens.hashers.shallow.itq import ITQ as ITQ
 from hashlens.hashers.shallow.ksh import KSH as KSH
 from hashlens.hashers.shallow.lfh import LFH as LFH

@@ -1,4 +1,14 @@
 """The losses of the deep methods: `from hashlens.losses import DTSHLoss`; see hashlens.hashers.losses."""
 
+from hashlens.hashers.deep.classifier_code import ClassifierCodeLoss as ClassifierCodeLoss
+from hashlens.hashers.deep.cnnh import CNNHLoss as CNNHLoss
+from hashlens.hashers.deep.dlbhc import DLBHCLoss as DLBHCLoss
+from hashlens.hashers.deep.dpsh import DPSHLoss as DPSHLoss
+from hashlens.hashers.deep.drsch import DRSCHLoss as DRSCHLoss
+from hashlens.hashers.deep.drsch import DSCHLoss as DSCHLoss
+from hashlens.hashers.deep.dsrh import DSRHLoss as DSRHLoss
+from hashlens.hashers.deep.dtsh import DTSHBankLoss as DTSHBankLoss
+from hashlens.hashers.deep.dtsh import DTSHLoss as DTSHLoss
+from hashlens.hashers.deep.dtsh import DTSHTripletLoss as DTSHTripletLoss
+from hashlens.hashers.deep.ninh import NINHLoss as NINHLoss
 from hashlens.hashers.losses import *  # noqa: F403
-from hashlens.hashers.losses import __getattr__ as __getattr__

@@ -6,24 +6,25 @@ Validation, JSON, `hashlens methods NAME` and `--set name=value` all read these 
 dataclass with settings (the `training` of deep methods) contributes them under their own names: `--set epochs=3`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from operator import ge, gt, le, lt
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from hashlens.errors import UsageError
 
 T = TypeVar("T")
-LIST = tuple[int, ...]
-KINDS: dict[Any, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
-KINDS |= {LIST: "integers separated by commas", NoneType: "none"}
+KINDS: dict[Any, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text", NoneType: "none"}
+PLURALS: dict[Any, str] = {int: "integers", float: "numbers"}
+READERS: dict[Any, Callable[[str], Any]] = {
+    bool: {"true": True, "false": False}.__getitem__,
+    NoneType: {"none": None}.__getitem__,
+}
 NUMBERS: dict[Any, Any] = {int: int | np.integer, float: int | float | np.integer | np.floating}
 
 
@@ -52,8 +53,7 @@ class Setting:
     def require(self, value: Any) -> None:
         """Refuse a value that is of another type or out of range."""
         if not any(_is_a(value, kind) for kind in self.types):
-            kinds = " or ".join(KINDS.get(kind) or f"a {kind.__name__}" for kind in self.types)
-            raise UsageError(f"{self.name} must be {kinds}, got {value!r}")
+            raise UsageError(f"{self.name} must be {' or '.join(map(_words, self.types))}, got {value!r}")
         values = value if isinstance(value, tuple | list) else [] if value is None else [value]
         if not all(self._allows(one) for one in values):
             raise UsageError(f"{self.name} must be {self.range}, got {value}")
@@ -67,12 +67,12 @@ class Setting:
 
     def parse(self, text: str) -> Any:
         """The value that a text such as 300, true, none or 512,256 stands for."""
-        readers = {bool: {"true": True, "false": False}.__getitem__, NoneType: {"none": None}.__getitem__, int: int}
-        readers |= {float: float, LIST: lambda listed: tuple(map(int, listed.split(","))), str: str}
-        for kind in sorted(set(self.types) & set(readers), key=lambda kind: kind is str):  # any text is a str
+        for kind in sorted(self.types, key=lambda kind: kind is str):  # any text is a str
             try:
-                return readers[kind](text)  # type: ignore[operator]
-            except (KeyError, ValueError):
+                if item := _item(kind):
+                    return get_origin(kind)(READERS.get(item, item)(one) for one in text.split(","))
+                return READERS.get(kind, kind)(text)
+            except (KeyError, ValueError, TypeError):  # TypeError: a module cannot be given as text
                 continue
         return text  # `require` refuses it with a sentence
 
@@ -80,7 +80,10 @@ class Setting:
 def setting(default: Any, help: str, *, choices: Iterable[Any] | None = None, **limits: float) -> Any:
     """The dataclass field of a setting; limits are low, high, above and below."""
     facts: dict[str, Any] = {"choices": tuple(choices) if choices else None, **limits}
-    return field(default=default, metadata={"setting": Setting("", default, help, **facts)})
+    metadata = {"setting": Setting("", default, help, **facts)}
+    if isinstance(default, list):  # each object has its own
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def describe(cls: type) -> list[Setting]:
@@ -92,9 +95,9 @@ def describe(cls: type) -> list[Setting]:
         if is_dataclass(hint):
             nested += [replace(inner, part=one.name) for inner in describe(hint)]  # type: ignore[arg-type]
         else:
-            types = get_args(hint) if get_origin(hint) is not tuple and get_args(hint) else (hint,)
             known = one.metadata.get("setting", Setting("", one.default, ""))
-            own.append(replace(known, name=one.name, default=one.default, types=types))
+            choices = known.choices or _literals(hint)
+            own.append(replace(known, name=one.name, choices=choices, types=tuple(_kinds(hint))))
     return own + nested
 
 
@@ -109,8 +112,9 @@ def check(obj: Any) -> None:
 
 def changed(obj: Any) -> dict[str, Any]:
     """Settings that differ from their defaults, as JSON has them."""
-    values = {one: getattr(getattr(obj, one.part) if one.part else obj, one.name) for one in describe(type(obj))}
-    return {one.name: _plain(value) for one, value in values.items() if _plain(value) != _plain(one.default)}
+    known = describe(type(obj))
+    values = [_plain(getattr(getattr(obj, one.part) if one.part else obj, one.name)) for one in known]
+    return {one.name: value for one, value in zip(known, values, strict=True) if value != _plain(one.default)}
 
 
 def parse(cls: type, texts: Iterable[str]) -> dict[str, Any]:
@@ -165,10 +169,19 @@ def apply(obj: T, values: Mapping[str, Any]) -> T:
 def find_setting(cls: type, name: str) -> Setting:
     known = {one.name: one for one in describe(cls)}
     if name not in known:
-        method = getattr(cls, "name", None)  # what is not a method lists its settings here
-        help = f"see: hashlens methods {method}" if method else f"its settings: {', '.join(known)}"
-        raise UsageError(f"{method or cls.__name__} has no setting '{name}'{did_you_mean(name, known)}; {help}")
+        listed = cls.__module__.startswith("hashlens.hashers.") and hasattr(cls, "name")  # by hashlens methods
+        title = cls.name if listed else cls.__name__  # type: ignore[attr-defined]
+        help = f"see: hashlens methods {title}" if listed else f"its settings: {', '.join(known)}"
+        raise UsageError(f"{title} has no setting '{name}'{did_you_mean(name, known)}; {help}")
     return known[name]
+
+
+def require_arguments(cls: type, given: Mapping[str, Any]) -> None:
+    """Refuse what the constructor of `cls` does not take, and say where a setting of one of its parts belongs."""
+    for name in given.keys() - {one.name for one in fields(cls)}:
+        part = find_setting(cls, name).part or ""
+        whole = f"{cls.__name__}({part}={type(getattr(cls, part)).__name__}({name}={given[name]!r}))"
+        raise UsageError(f"'{name}' is a setting of {part}: use {whole}, or --set {name}={given[name]}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -185,7 +198,9 @@ def to_json(obj: Any) -> dict[str, Any]:
 def from_json(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """What to construct `cls` with, from what `to_json` gave."""
     hints: dict[str, Any] = get_type_hints(cls)
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}  # JSON has no tuples
+    lists = {name: value for name, value in values.items() if isinstance(value, list)}  # JSON has no tuples
+    for name, value in lists.items():
+        lists[name] = next(get_origin(kind) for kind in _kinds(hints[name]) if _item(kind))(value)
     parts = {name: hints[name](**from_json(hints[name], v)) for name, v in values.items() if isinstance(v, dict)}
     return {**values, **lists, **parts}
 
@@ -198,9 +213,33 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else list(value) if isinstance(value, tuple) else value
 
 
+def _kinds(hint: Any) -> list[Any]:
+    """int and None for int | None, str for Literal["a", "b"]."""
+    if get_origin(hint) in (Union, UnionType):
+        return [kind for one in get_args(hint) for kind in _kinds(one)]
+    return [type(get_args(hint)[0])] if get_origin(hint) is Literal else [hint]
+
+
+def _literals(hint: Any) -> tuple[Any, ...]:
+    """("a", "b") for Literal["a", "b"], also in a union or a list."""
+    inner = get_args(hint)
+    return inner if get_origin(hint) is Literal else tuple(value for one in inner for value in _literals(one))
+
+
+def _item(kind: Any) -> Any:
+    """The kind of the items of a list or tuple, None for other kinds."""
+    return _kinds(get_args(kind)[0])[0] if get_origin(kind) in (list, tuple) else None
+
+
+def _words(kind: Any) -> str:
+    if item := _item(kind):
+        return f"{PLURALS.get(item, 'values')} separated by commas"
+    return KINDS.get(kind) or f"a {kind.__name__}"
+
+
 def _is_a(value: Any, kind: Any) -> bool:
     if kind in NUMBERS:
         return isinstance(value, NUMBERS[kind]) and not isinstance(value, bool) and math.isfinite(value)
-    if kind == LIST:
-        return isinstance(value, tuple | list) and all(_is_a(one, int) for one in value)
+    if item := _item(kind):
+        return isinstance(value, tuple | list) and all(_is_a(one, item) for one in value)
     return isinstance(value, bool | np.bool_ if kind is bool else kind)

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from hashlens.hashers.shallow.ccaitq import CCAITQ, canonical_directions
-from hashlens.hashers.shallow.itq import quantising_rotation
+from hashlens.hashers.shallow.itq import CCAITQ, canonical_directions, quantising_rotation
 
 
 def test_correlations(clusters):

@@ -8,7 +8,7 @@ from slow_losses import n_shared
 
 from hashlens import evaluate_codes
 from hashlens.data.labels import Labels
-from hashlens.hashers.deep.cnnh import CNNH, _sums, _sweep, factorise, objective
+from hashlens.hashers.deep.cnnh import CNNH, _sums, _sweep, factorise
 from hashlens.hashers.deep.training import Training
 
 LABELS = {
@@ -73,11 +73,9 @@ def test_a_sweep_is_the_papers(rng, name):
 @pytest.mark.parametrize("name", LABELS)
 def test_the_objective_falls(name):
     labels = np.array(LABELS[name])
-    H, values = factorise(Labels.of(labels), 6, 5, np.random.default_rng(0))
-    assert len(values) == 6 and all(a >= b for a, b in pairwise(values)) and values[-1] < 0.8 * values[0]
-    assert values[-1] == pytest.approx(((similarity(labels) - H @ H.T / 6) ** 2).sum(), rel=1e-10)
-    kind, T = kinds_of(labels)
-    assert objective(H, kind, T) == pytest.approx(values[-1], rel=1e-10)
+    after = [factorise(Labels.of(labels), 6, n_sweeps, np.random.default_rng(0)) for n_sweeps in range(6)]
+    values = [((similarity(labels) - H @ H.T / 6) ** 2).sum() for H in after]
+    assert all(a >= b - 1e-9 for a, b in pairwise(values)) and values[-1] < 0.8 * values[0]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -98,8 +96,11 @@ def test_where_the_curve_bends_down_an_end_is_taken():
 
 def test_many_images_fit_into_memory():
     """Nothing is as large as n x n: 100,000 images would need 80 GB."""
-    H, values = factorise(Labels.of(np.arange(100_000) % 10), 8, 1, np.random.default_rng(0))
-    assert H.shape == (100_000, 8) and values[1] < values[0]
+    y = np.arange(100_000) % 10
+    H = factorise(Labels.of(y), 8, 1, np.random.default_rng(0))
+    assert H.shape == (100_000, 8)
+    T, means = np.where(np.eye(10) > 0, 1.0, -1.0), np.stack([H[y == c].mean(0) for c in range(10)])
+    assert ((T - means @ means.T / 8) ** 2).mean() < 0.95  # of the random start 1
 
 
 def test_the_network_learns_the_codes(clusters):

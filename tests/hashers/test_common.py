@@ -146,8 +146,10 @@ class Careless(Mine):
 def test_a_class_of_ones_own(clusters, tmp_path):
     check_hasher(Mine)
     check_hasher(Mine, scale=2.0)
-    with pytest.raises(AssertionError, match="Careless fails the check 'same seed same codes'"):
-        check_hasher(Careless)
+    check_hasher(Mine(24, scale=2.0).fit(clusters[0]))
+    for careless in (Careless, Careless(24)):
+        with pytest.raises(AssertionError, match="Careless fails the check 'same seed same codes'"):
+            check_hasher(careless)
     Mine(8).fit(clusters[0]).save(tmp_path)
     config = (tmp_path / "config.json").read_text(encoding="utf-8")
     (tmp_path / "config.json").write_text(config.replace(":Mine", ":Gone"), encoding="utf-8")

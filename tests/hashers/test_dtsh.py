@@ -11,9 +11,8 @@ from slow_losses import n_shared, triplets_of, value_and_gradient
 from hashlens.data.labels import Labels
 from hashlens.errors import UsageError
 from hashlens.hashers.deep import dtsh
-from hashlens.hashers.deep.dtsh import DTSH, DTSHBankLoss, DTSHLoss
+from hashlens.hashers.deep.dtsh import DTSH, DTSHBankLoss, DTSHLoss, draw_from_bank
 from hashlens.hashers.deep.likelihood import triplet_nll
-from hashlens.hashers.deep.triplets import draw_from_bank
 
 
 def test_all_triplets_at_zero_cost_log_2():

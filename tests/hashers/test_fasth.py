@@ -9,8 +9,17 @@ from scipy import sparse
 from hashlens import evaluate_codes
 from hashlens.data.labels import Labels
 from hashlens.hashers.shallow.boosted_trees import boost
-from hashlens.hashers.shallow.fasth import FastH, draw_pairs, groups_alike, infer_bit, pair_weights, symmetric
-from hashlens.hashers.shallow.graph_cuts import best_signs, energy, sweep
+from hashlens.hashers.shallow.fasth import (
+    FastH,
+    best_signs,
+    draw_pairs,
+    energy,
+    groups_alike,
+    infer_bit,
+    pair_weights,
+    sweep,
+    symmetric,
+)
 
 SETS = Labels.of(np.array([[1, 1, 0], [0, 1, 0], [0, 0, 0], [1, 0, 0], [0, 0, 1], [0, 1, 1], [0, 0, 0]]))
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from slow_losses import BATCHES, WITHOUT_TRIPLETS, differences, n_shared, triplets_of, value_and_gradient
 
-from hashlens import Training, evaluate_codes, losses
+from hashlens import DPSH, Training, evaluate_codes, losses
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, UsageError
 from hashlens.hashers.deep.base import DeepHasher
@@ -296,6 +296,18 @@ def test_a_new_loss_is_a_class_and_its_method(clusters):
     assert evaluate_codes(codes[:50], codes[50:], y[:50], y[50:])["map"] > 0.7
 
 
+def test_a_loss_is_inherited_or_missed():
+    class MyDPSH(DPSH):
+        eta: float = 3.0
+
+    class Lossless(DeepHasher):
+        pass
+
+    assert MyDPSH(8)._loss(Labels.of([0, 1])).eta == 3.0
+    with pytest.raises(NotImplementedError, match="write LosslessLoss beside Lossless, or its _loss"):
+        Lossless(8)._loss(Labels.of([0, 1]))
+
+
 def test_wrong_use():
     u, y = torch.zeros(4, 8), [0, 0, 1, 1]
     with pytest.raises(DataError, match=r"DTSHLoss expects outputs of shape \(n, 6\), got \(4, 8\)"):
@@ -312,6 +324,23 @@ def test_wrong_use():
     for wrong in (["a", "a", "b", "b"], np.array(["a", "a", "b", "b"]), [[0, 1], [1], [0], [1]]):
         with pytest.raises(DataError, match=r"0/1 columns \(n, c\), got (list|ndarray) \("):
             losses.DTSHLoss(8)(u, wrong)
+
+
+@pytest.mark.parametrize("name", ["DSRHLoss", "DTSHTripletLoss"])
+def test_gradients_are_the_same_each_time_with_two_threads(rng, name):
+    u, rows, triplets = (
+        rng.normal(size=(64, 16)).astype(np.float32) * 3,
+        np.arange(64),
+        rng.integers(0, 64, (20_000, 3)),
+    )
+    labels, args = (rng.random((64, 20)) < 0.3, ()) if name == "DSRHLoss" else (None, (triplets, 64))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        found = {value_and_gradient(getattr(losses, name)(16, *args), u, labels, rows)[1].tobytes() for _ in range(60)}
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
 
 
 def test_hundreds_of_shared_labels_do_not_overflow(rng):

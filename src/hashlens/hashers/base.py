@@ -1,10 +1,8 @@
 """Hasher: the contract of every method. `fit` learns, `project` gives real values, `encode` gives codes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from inspect import signature
 from pathlib import Path
@@ -23,7 +21,17 @@ from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
 from hashlens.features.extractor import Extractor, is_features
 from hashlens.files import replacing, write_json
 from hashlens.progress import Progress
-from hashlens.settings import changed, check, describe, did_you_mean, find_setting, from_json, setting, to_json
+from hashlens.settings import (
+    changed,
+    check,
+    describe,
+    did_you_mean,
+    find_setting,
+    from_json,
+    require_arguments,
+    setting,
+    to_json,
+)
 
 
 def never() -> bool:
@@ -75,6 +83,21 @@ class Hasher(Declared, ScikitLearn):
         cls.name = vars(cls).get("name", cls.__name__.lower())
         super().__init_subclass__(**how)
 
+    def __new__(cls, *n_bits: int, **settings: Any) -> Self:
+        require_arguments(cls, settings)  # with a better sentence than Python's
+        return super().__new__(cls)
+
+    def set_params(self, **params: Any) -> Self:
+        """As in scikit-learn; `training__epochs=3` changes one setting of `training`."""
+        for name in list(params):
+            part, nested, inner = name.partition("__")
+            whole: Any = params.get(part, getattr(self, part, None))
+            if nested and hasattr(whole, "__dataclass_fields__"):
+                find_setting(type(whole), inner)
+                params[part] = replace(whole, **{inner: params.pop(name)})
+        require_arguments(type(self), params)
+        return super().set_params(**params)
+
     def fit(
         self,
         X: Any,
@@ -98,17 +121,20 @@ class Hasher(Declared, ScikitLearn):
             X = as_images(X)
             y = X.labels  # of a data set, a loader or a source
         X = self._prepare(X, progress)
-        labels = None
-        if self.supervised:
-            if y is None:
-                raise UsageError(
-                    f"{type(self).__name__} learns from labels: it requires y to be passed, but the target y is None"
-                )
-            labels = Labels.of(y)
-            if len(labels) != len(X):
-                raise DataError(f"there are {len(X):,} images but {len(labels):,} labels; each image needs its own")
-            require_differences(labels)
+        labels = self._targets(y, len(X), progress) if self.supervised else None
         return self._learn(X, labels, run=run, progress=progress, stop=stop)
+
+    def _targets(self, y: Any, n: int, progress: Progress) -> Any:
+        """The labels of n images, checked."""
+        if y is None:
+            raise UsageError(
+                f"{type(self).__name__} learns from labels: it requires y to be passed, but the target y is None"
+            )
+        labels = Labels.of(y)
+        if len(labels) != n:
+            raise DataError(f"there are {n:,} images but {len(labels):,} labels; each image needs its own")
+        require_differences(labels)
+        return labels
 
     def _refuse_wrong_use(self, unknown: dict[str, Any]) -> None:
         """Before anything learned earlier is touched."""

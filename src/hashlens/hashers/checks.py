@@ -1,7 +1,5 @@
 """What every method must do, as small checks. They run on each row of METHODS, and by `check_hasher` on your class."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
@@ -21,14 +19,17 @@ from hashlens.settings import describe
 Make = Callable[..., Hasher]  # a new hasher of 12 bits; with learning=True, one that may take longer to learn
 
 
-def check_hasher(cls: type[Hasher], **settings: Any) -> None:
-    """Raise an AssertionError that says what a class of yours gets wrong, if anything.
+def check_hasher(hasher: type[Hasher] | Hasher, **settings: Any) -> None:
+    """Raise an AssertionError that says what a class of yours, or an instance of it, gets wrong, if anything.
 
-    Each check fits a few times, on 200 rows of 16 features: pass `settings` that make that quick.
+    Each check fits a few times, with 12 bits on 200 rows of 16 features: pass `settings` that make that quick.
     """
+    cls = hasher if isinstance(hasher, type) else type(hasher)
+    if isinstance(hasher, Hasher):
+        settings = hasher.get_params(deep=False) | settings
 
     def make(learning: bool = False, **params: Any) -> Hasher:
-        return cls(**{"n_bits": 12} | settings | params)
+        return cls(**settings | {"n_bits": 12} | params)
 
     X, y = clusters()
     for check in CHECKS:

@@ -11,10 +11,7 @@ where a loss changes during training (DPSH, DSCH, DRSCH); elsewhere it does noth
 Each loss is next to its method, in deep/; what several share is here.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,31 +20,6 @@ from torch.nn import functional as F
 
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, UsageError
-from hashlens.hashers.methods import METHODS
-
-if TYPE_CHECKING:
-    from hashlens.hashers.deep.classifier_code import ClassifierCodeLoss as ClassifierCodeLoss
-    from hashlens.hashers.deep.cnnh import CNNHLoss as CNNHLoss
-    from hashlens.hashers.deep.dlbhc import DLBHCLoss as DLBHCLoss
-    from hashlens.hashers.deep.dpsh import DPSHLoss as DPSHLoss
-    from hashlens.hashers.deep.drsch import DRSCHLoss as DRSCHLoss
-    from hashlens.hashers.deep.drsch import DSCHLoss as DSCHLoss
-    from hashlens.hashers.deep.dsrh import DSRHLoss as DSRHLoss
-    from hashlens.hashers.deep.dtsh import DTSHBankLoss as DTSHBankLoss
-    from hashlens.hashers.deep.dtsh import DTSHLoss as DTSHLoss
-    from hashlens.hashers.deep.dtsh import DTSHTripletLoss as DTSHTripletLoss
-    from hashlens.hashers.deep.ninh import NINHLoss as NINHLoss
-
-
-def __getattr__(name: str) -> Any:
-    """The loss of a method is its class name followed by "Loss", and is in its module."""
-    for method in METHODS.values():
-        module, _, class_name = method.path.partition(":")
-        if method.takes == "images" and name.startswith(class_name):
-            home = import_module(f"hashlens.hashers.{module}")
-            if hasattr(home, name):
-                return getattr(home, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Loss(nn.Module):
@@ -139,7 +111,8 @@ def ranking_hinge(distances: torch.Tensor, gains: torch.Tensor, margin: float) -
         return distances.sum() * 0, 0.0
     weight = F.relu(gains[query, nearer][:, None] - gains[query]) * others[query]  # (pairs, n)
     total = gains.new_zeros(len(gains)).index_add(0, query, weight.sum(1))  # of each query
-    hinge = F.relu(margin + distances[query, nearer][:, None] - distances[query])
+    # F.embedding selects rows as distances[query] would, but adds up gradients in the same order with any threads
+    hinge = F.relu(margin + distances[query, nearer][:, None] - F.embedding(query, distances))
     means = (hinge * weight).sum(1) / total[query]
     with torch.no_grad():
         active = ((hinge > 0) & (weight > 0)).sum() / (weight > 0).sum()

@@ -78,7 +78,7 @@ METHODS: dict[str, Method] = {
     "agh": Method("shallow.agh:AGH", FEATURES, "eigenvectors of an anchor graph", "Liu et al., ICML 2011"),
     "dgh": Method("shallow.dgh:DGH", FEATURES, "discrete codes on an anchor graph", "Liu et al., NIPS 2014"),
     "sgh": Method("shallow.sgh:SGH", FEATURES, "kernel codes that factorise a graph", "Jiang, Li, IJCAI 2015"),
-    "ccaitq": Method("shallow.ccaitq:CCAITQ", LABELLED, "ITQ on directions correlated with labels", "Gong, CVPR 2011"),
+    "ccaitq": Method("shallow.itq:CCAITQ", LABELLED, "ITQ on directions correlated with labels", "Gong, CVPR 2011"),
     "splh": Method("shallow.splh:SPLH", LABELLED, "bits that correct the bits before them", "Wang et al., ICML 2010"),
     "mlh": Method("shallow.mlh:MLH", LABELLED, "a bound on a hinge of distances", "Norouzi, Fleet, ICML 2011"),
     "ksh": Method("shallow.ksh:KSH", LABELLED, "kernel bits that fit the pairwise labels", "Liu et al., CVPR 2012"),
@@ -114,7 +114,7 @@ def load(folder: str | Path, **given: Any) -> Hasher:
         raise DataError(
             f"{folder} is not a hashlens model (config.json is missing or damaged); give the folder 'model' of a run"
         ) from error
-    if method in METHODS and path == f"hashlens.hashers.{METHODS[method].path}":
+    if method in METHODS and path.startswith("hashlens."):
         return hasher_class(method).load(folder, **given)
     from hashlens.hashers.base import Hasher, class_path
 

@@ -1,9 +1,9 @@
 """DeepHasher: what all deep methods share. Images or features in, a trained network and its codes out."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,10 +17,10 @@ from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
 from hashlens.features.extractor import Extractor, is_features
 from hashlens.features.networks import OWN, build_blocks, describe_network, network_info
 from hashlens.features.networks.inference import choose_device, prepare_cpu, set_layout
-from hashlens.hashers.base import Hasher
+from hashlens.hashers.base import Hasher, never
 from hashlens.hashers.deep.heads import HEADS, build_head
 from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs, Windows
-from hashlens.hashers.deep.training import Inputs, Training, train
+from hashlens.hashers.deep.training import Training, train
 from hashlens.hashers.losses import Loss
 from hashlens.progress import Progress
 from hashlens.settings import setting, to_json
@@ -48,9 +48,20 @@ class DeepHasher(Hasher):
     frozen_blocks: int | None = setting(None, "leading blocks left untrained; none: what suits the backbone", low=0)
     training: Training = DEFAULT_TRAINING
 
-    def _loss(self, labels: Labels) -> Loss:
-        """The loss for these training labels."""
-        raise NotImplementedError
+    def _loss(self, labels: Any) -> Loss:
+        """The loss for these training labels: by default NAMELoss beside the class NAME or a base of it.
+
+        What its constructor asks for are settings of the method, `labels` and `n_classes`.
+        """
+        known = vars(self) | {"labels": labels, "n_classes": labels.n_classes}
+        for cls in type(self).__mro__:
+            loss = getattr(import_module(cls.__module__), f"{cls.__name__}Loss", None)
+            if loss is not None:
+                return loss(**{name: known[name] for name in signature(loss).parameters})
+        raise NotImplementedError(f"write {type(self).__name__}Loss beside {type(self).__name__}, or its _loss")
+
+    def _keep(self, loss: Any) -> None:
+        """Keep what the loss has learned beside the network, if anything."""
 
     @property
     def _n_outputs(self) -> int:
@@ -68,22 +79,15 @@ class DeepHasher(Hasher):
     def _fit(
         self,
         X: Any,
-        labels: Labels | None,
+        labels: Any,
         *,
-        loss: Loss | None = None,
         run: Path | None = None,
-        progress: Progress | None = None,
-        stop: Callable[[], bool] = lambda: False,
+        progress: Progress | bool = False,
+        stop: Callable[[], bool] = never,
     ) -> None:
-        """Learn from labels or, without them, by a `loss` that has `triplets`."""
-        if labels is not None:
-            loss = self._loss(labels) if loss is None else loss
-            supervision = labels.values
-        else:
-            assert loss is not None and isinstance(loss.triplets, np.ndarray)
-            supervision = loss.triplets
+        """Learn from `Labels`, or from what else `_targets` gives."""
+        loss, progress = self._loss(labels), Progress.of(progress)
         prepare_cpu()
-        progress = progress or Progress(quiet=True)
         device = choose_device(self.training.device)
         self._build(X)
         inputs, network = self._inputs(X, device, progress)
@@ -93,7 +97,7 @@ class DeepHasher(Hasher):
             "method": self.name,
             **to_json(self),
             **self._chosen(),
-            "data": _hash(data, np.ascontiguousarray(supervision).tobytes()),
+            "data": _hash(data, labels.values.tobytes()),
             "frozen": _hash(*(name.encode() + value.cpu().numpy().tobytes() for name, value in frozen.items())),
         }
         set_layout(network.to(device), torch.channels_last)
@@ -101,7 +105,7 @@ class DeepHasher(Hasher):
             network,
             loss.to(device),
             inputs,
-            labels,
+            labels if isinstance(labels, Labels) else None,
             self.training,
             seed=self.random_state,
             device=device,
@@ -110,6 +114,7 @@ class DeepHasher(Hasher):
             progress=progress,
             stop=stop,
         )
+        self._keep(loss)
         set_layout(self.network_.to("cpu"), torch.contiguous_format).eval()
         if self.backbone_.startswith(OWN):
             self.probe_ = self._whole().probe
@@ -167,7 +172,7 @@ class DeepHasher(Hasher):
             return network_info(self.backbone).name if isinstance(self.backbone, nn.Module) else self.backbone
         return "small-cnn" if isinstance(X, ArrayImages) and X.tiny_grey else "efficientnet-lite0"
 
-    def _inputs(self, X: Any, device: str, progress: Progress) -> tuple[Inputs, nn.Module]:
+    def _inputs(self, X: Any, device: str, progress: Progress) -> tuple[ArrayInputs | ImageInputs, nn.Module]:
         """What the loop reads, and the part of the network that it trains."""
         if isinstance(X, np.ndarray):
             return ArrayInputs([X]), self.network_

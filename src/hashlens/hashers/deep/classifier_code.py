@@ -1,7 +1,5 @@
 """ClassifierCode, the sceptical baseline: class scores of an image in, the fixed code of its class out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """CNNH, convolutional neural network hashing: labels in, codes that factorise them out; then a network learns those."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -32,12 +30,7 @@ class CNNH(DeepHasher):
     same. The variant that also predicts classes, CNNH+, is not here.
     """
 
-    name = "cnnh"
-
     n_sweeps: int = setting(5, "passes over the entries of the factor; paper, as we recall it: 5", low=1)
-
-    def _loss(self, labels: Labels) -> Loss:
-        return CNNHLoss(self.n_bits, labels, self.n_sweeps, self.random_state)
 
 
 class CNNHLoss(Loss):
@@ -48,7 +41,7 @@ class CNNHLoss(Loss):
 
     def __init__(self, n_bits: int, labels: Any, n_sweeps: int = CNNH.n_sweeps, random_state: int = 0):
         super().__init__(n_bits)
-        H = factorise(Labels.of(labels), n_bits, n_sweeps, np.random.default_rng([random_state, 1]))[0]
+        H = factorise(Labels.of(labels), n_bits, n_sweeps, np.random.default_rng([random_state, 1]))
         self.register_buffer("signs", torch.from_numpy(np.where(H > 0, 1, -1).astype(np.int8)))
 
     def compute(self, u: torch.Tensor, labels: Any, rows: np.ndarray) -> tuple[torch.Tensor, float]:
@@ -56,8 +49,8 @@ class CNNHLoss(Loss):
         return F.softplus(-agreement).mean(), (agreement <= 0).float().mean().item()
 
 
-def factorise(labels: Labels, n_bits: int, n_sweeps: int, rng: np.random.Generator) -> tuple[np.ndarray, list[float]]:
-    """H (n, n_bits) in [-1, 1] with H H^T / n_bits near S, and ||S - H H^T / n_bits||^2 at the start and after sweeps.
+def factorise(labels: Labels, n_bits: int, n_sweeps: int, rng: np.random.Generator) -> np.ndarray:
+    """H (n, n_bits) in [-1, 1] with H H^T / n_bits near S.
 
     With `kind` the label set of each image, S_ij = T[kind_i, kind_j], so that S H = T[kind] @ sums.T where `sums`
     adds up the rows of H of each kind.
@@ -66,19 +59,10 @@ def factorise(labels: Labels, n_bits: int, n_sweeps: int, rng: np.random.Generat
     kind = kind.reshape(-1)
     T = np.where(relevant(labels[first], labels[first]), 1.0, -1.0)
     H = rng.uniform(-1, 1, (len(labels), n_bits))
-    values = [objective(H, kind, T)]
     for _ in range(n_sweeps):
         sums, products = _sums(H, kind, len(T)), H.T @ H
         _sweep(H, kind, T, sums, products, rng.permutation(H.size))
-        values.append(objective(H, kind, T))
-    return H, values
-
-
-def objective(H: np.ndarray, kind: np.ndarray, T: np.ndarray) -> float:
-    """||S - H H^T / n_bits||^2 from sums over kinds: the squares of S, of the product, and twice what they share."""
-    counts, sums = np.bincount(kind, minlength=len(T)), _sums(H, kind, len(T))
-    shared = (sums * (sums @ T)).sum() / H.shape[1]
-    return float(counts @ T**2 @ counts - 2 * shared + ((H.T @ H / H.shape[1]) ** 2).sum())
+    return H
 
 
 def _sums(H: np.ndarray, kind: np.ndarray, n_kinds: int) -> np.ndarray:

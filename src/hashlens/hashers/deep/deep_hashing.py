@@ -1,7 +1,5 @@
 """Deep Hashing and its supervised variant: features in, the signs of a few layers of tanh units out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -73,7 +71,7 @@ class SupervisedDeepHashing(DeepHashing):
     name = "dh-supervised"
     supervised = True
 
-    alpha: float = setting(1.0, "weight of the labels; paper: 1")
+    alpha: float = setting(1.0, "weight of the labels; paper: 1", low=0)
 
 
 def start(network: nn.Sequential, x: torch.Tensor) -> None:

@@ -1,7 +1,5 @@
 """DLBHC, deep learning of binary hash codes: outputs of a batch in, cross-entropy of a classifier above them out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -9,7 +7,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hashlens.data.labels import Labels
 from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.losses import Loss, classification_loss
 
@@ -27,11 +24,6 @@ class DLBHC(DeepHasher):
     our other methods. With several labels per image each class is a separate yes or no (the mean of binary
     cross-entropies), which the paper does not treat. The paper reranks near codes by features; here only codes count.
     """
-
-    name = "dlbhc"
-
-    def _loss(self, labels: Labels) -> Loss:
-        return DLBHCLoss(self.n_bits, labels.n_classes, self.random_state)
 
 
 class DLBHCLoss(Loss):

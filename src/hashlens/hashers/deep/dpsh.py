@@ -1,14 +1,11 @@
 """DPSH, deep pairwise-supervised hashing: outputs of a batch in, likelihood of its pairs with all images out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Self
 
 import torch
 from torch.nn import functional as F
 
-from hashlens.data.labels import Labels
 from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.deep.training import released
 from hashlens.hashers.losses import Loss, label_tensor, quantisation_error, same_class
@@ -31,9 +28,7 @@ class DPSH(DeepHasher):
     away from the mean of the remembered ones, which lags behind.
     """
 
-    name = "dpsh"
-
-    eta: float = setting(10.0, "weight of the quantisation term, against a sum over all n pairs; authors' code: 10")
+    eta: float = setting(10.0, "weight of the quantisation term, against a sum over n pairs; authors' code: 10", low=0)
     memory_from: float = setting(
         0.5, "fraction of training before outputs of the whole set are remembered; authors' code: 0", low=0, high=1
     )
@@ -45,9 +40,6 @@ class DPSH(DeepHasher):
         training = replace(theirs, **changes.pop("training", {}))
         asked: dict[str, Any] = {"backbone": "cnn-f", "frozen_blocks": 0, "memory_from": 0.0, **changes}
         return cls(n_bits, training=training, **asked)
-
-    def _loss(self, labels: Labels) -> Loss:
-        return DPSHLoss(self.n_bits, labels, self.eta, self.memory_from)
 
 
 class DPSHLoss(Loss):

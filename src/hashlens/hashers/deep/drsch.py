@@ -1,13 +1,10 @@
 """DSCH and DRSCH, similarity comparison hashing: outputs of a batch in, triplet hinge on weighted bits out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import nn
 
-from hashlens.data.labels import Labels
 from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.losses import Loss, ranking_hinge, same_class, squared_distances
 from hashlens.settings import setting
@@ -34,21 +31,13 @@ class DSCH(DeepHasher):
     columns of `signs()` with the largest squared weights are a shorter code.
     """
 
-    name = "dsch"
     beside_network = ("bit_weights",)
 
     threshold: float | None = setting(None, "triplets below it are settled; none: -n_bits; released: -5", below=0)
     slope: float = setting(1.0, "slope of the sigmoid in the first epoch; released: 5", above=0)
     growth: float = setting(4.0, "factor by which the slope grows until the last epoch", above=0)
 
-    def _loss(self, labels: Labels) -> Loss:
-        return DSCHLoss(self.n_bits, self.threshold, self.slope, self.growth)
-
-    def _fit(self, X: Any, labels: Labels | None, **how: Any) -> None:
-        assert labels is not None
-        loss = self._loss(labels)
-        super()._fit(X, labels, loss=loss, **how)
-        assert isinstance(loss.w, torch.Tensor)
+    def _keep(self, loss: Any) -> None:
         self.bit_weights_ = loss.w.detach().cpu().numpy()
 
 
@@ -65,11 +54,9 @@ class DRSCH(DSCH):
     the regulariser positive; the released code looks inconsistent here.
     """
 
-    name = "drsch"
+    lambda_: float = setting(0.001, "weight of the regulariser, for batches of 100 as released", low=0)
 
-    lambda_: float = setting(0.001, "weight of the regulariser, for batches of 100 as released")
-
-    def _loss(self, labels: Labels) -> Loss:
+    def _loss(self, labels: Any) -> Loss:
         return DRSCHLoss(self.n_bits, self.threshold, self.slope, self.growth, lambda_=self.lambda_)
 
 

@@ -1,12 +1,9 @@
 """DSRH, deep semantic ranking hashing: outputs of a batch in, ranking hinge weighted by shared labels out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 
-from hashlens.data.labels import Labels
 from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.losses import Loss, ranking_hinge, shared_labels
 from hashlens.settings import setting
@@ -28,13 +25,8 @@ class DSRH(DeepHasher):
     weights of its pairs, and the mean of h is that of the batch.
     """
 
-    name = "dsrh"
-
-    rho: float | None = setting(None, "margin in bits; none: n_bits / 8, our choice")
-    alpha: float = setting(0.1, "weight of balanced bits; our choice")
-
-    def _loss(self, labels: Labels) -> Loss:
-        return DSRHLoss(self.n_bits, self.rho, self.alpha)
+    rho: float | None = setting(None, "margin in bits; none: n_bits / 8, our choice", low=0)
+    alpha: float = setting(0.1, "weight of balanced bits; our choice", low=0)
 
 
 class DSRHLoss(Loss):

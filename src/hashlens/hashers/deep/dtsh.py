@@ -1,24 +1,18 @@
 """DTSH, deep supervised hashing with triplet labels: outputs of a batch in, likelihood of its triplets out."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from hashlens.data.labels import Labels
+from hashlens.data.labels import Labels, relevant
 from hashlens.data.triplets import clean_triplets
 from hashlens.errors import UsageError
-from hashlens.hashers.base import never
 from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.deep.likelihood import triplet_nll
 from hashlens.hashers.deep.training import released
-from hashlens.hashers.deep.triplets import draw_from_bank
 from hashlens.hashers.losses import Loss, quantisation_error, same_class
 from hashlens.progress import Progress
 from hashlens.settings import setting
@@ -26,6 +20,14 @@ from hashlens.settings import setting
 # The authors' code draws 50 positives x 50 negatives x 9 other classes per query. lambda = 100 weighs the quantisation
 # error of one image against the SUM over these triplets; against their mean it is lambda / 22,500.
 TRIPLETS_PER_QUERY = 22_500
+DRAWS = 50  # positives, and negatives of each other class
+
+
+class Triplets(NamedTuple):
+    """(t, 3) rows (query, positive, negative) of n images, from which DTSH learns instead of labels."""
+
+    values: Any
+    n: int = 0
 
 
 class DTSH(DeepHasher):
@@ -41,10 +43,10 @@ class DTSH(DeepHasher):
     sampling="published" the gradient is that of the authors' code up to a constant (see `DTSHBankLoss`).
     """
 
-    name = "dtsh"
-
-    alpha: float | None = setting(None, "margin in bits; none: the paper's n_bits / 2")
-    lambda_: float = setting(100.0, "weight of the quantisation term, against a sum over 22,500 triplets; paper: 100")
+    alpha: float | None = setting(None, "margin in bits; none: the paper's n_bits / 2", low=0)
+    lambda_: float = setting(
+        100.0, "weight of the quantisation term, against a sum over 22,500 triplets; paper: 100", low=0
+    )
     sampling: str = setting(
         "in-batch",
         "in-batch: all triplets inside the batch, gradient through all three; published: the authors' code, drawn from"
@@ -66,32 +68,26 @@ class DTSH(DeepHasher):
         asked: dict[str, Any] = {"backbone": "cnn-f", "frozen_blocks": 0, "sampling": "published", **changes}
         return cls(n_bits, training=training, **asked)
 
-    def fit(
-        self,
-        X: Any,
-        y: Any = None,
-        *,
-        triplets: Any = None,
-        run: Path | None = None,
-        progress: Progress | bool = False,
-        stop: Callable[[], bool] = never,
-        **unknown: Any,
-    ) -> Self:
-        """Learn from images or features X and labels y, or from `triplets` of rows (query, positive, negative)."""
-        if triplets is None:
-            return super().fit(X, y, run=run, progress=progress, stop=stop, **unknown)
-        self._refuse_wrong_use(unknown)
-        if y is not None:
+    def fit(self, X: Any, y: Any = None, *, triplets: Any = None, **how: Any) -> Self:
+        """Learn from images or features X and labels y, or from `triplets` of rows (query, positive, negative).
+
+        `run`, `progress` and `stop` are as in other methods.
+        """
+        if triplets is not None and y is not None:
             raise UsageError("pass either labels or triplets, not both")
-        progress = Progress.of(progress)
-        X = self._prepare(X, progress)
-        rows, notes = clean_triplets(triplets, len(X))
+        return super().fit(X, y if triplets is None else Triplets(triplets), **how)
+
+    def _targets(self, y: Any, n: int, progress: Progress) -> Any:
+        if not isinstance(y, Triplets):
+            return super()._targets(y, n, progress)
+        rows, notes = clean_triplets(y.values, n)
         for note in notes:
             progress.say(f"note: {note}")
-        loss = DTSHTripletLoss(self.n_bits, rows, len(X), self.alpha, self.lambda_, self.random_state)
-        return self._learn(X, None, loss=loss, run=run, progress=progress, stop=stop)
+        return Triplets(rows, n)
 
-    def _loss(self, labels: Labels) -> Loss:
+    def _loss(self, labels: Any) -> Loss:
+        if isinstance(labels, Triplets):
+            return DTSHTripletLoss(self.n_bits, *labels, self.alpha, self.lambda_, self.random_state)
         if self.sampling == "in-batch":
             return DTSHLoss(self.n_bits, self.alpha, self.lambda_)
         size = self.training.batch_size
@@ -176,6 +172,39 @@ class DTSHBankLoss(_RememberingLoss):
         return value, (gap < 0).float().mean().item()
 
 
+def draw_from_bank(labels: Labels, rows: np.ndarray, seed: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of positives and negatives for each query in the batch, both (b, groups, 50).
+
+    A triplet is any positive of a group with any negative of the same group. Single labels: one group for every other
+    class, with new positives drawn for each. Label sets, a case that the authors' code does not have: nine
+    groups, as many as CIFAR-10 gives, of images that share a label with the query and images that share none.
+    Images of the batch are never drawn; draws are without replacement where there are 50 to draw from. Where there is
+    nothing to draw, the query itself is both positive and negative, so the gradient is zero.
+    """
+    rng = np.random.default_rng(seed)
+    outside = np.ones(len(labels), bool)
+    outside[rows] = False
+    pool = np.flatnonzero(outside)
+    pairs: list[list[list[np.ndarray]]] = []  # of each query, [positives, negatives] of each group
+    if labels.multi:
+        for row, shares in zip(rows, relevant(labels[rows], labels[pool]), strict=True):
+            pairs.append([_draw(pool[shares], pool[~shares], row, rng) for _ in range(9)])
+    else:
+        members = [pool[labels.values[pool] == c] for c in range(labels.n_classes)]
+        present = np.unique(labels.values)
+        for row in rows:
+            own = labels.values[row]
+            pairs.append([_draw(members[own], members[c], row, rng) for c in present if c != own])
+    drawn = np.array(pairs)  # (b, groups, 2, 50)
+    return drawn[:, :, 0], drawn[:, :, 1]
+
+
+def _draw(positives: np.ndarray, negatives: np.ndarray, query: int, rng: np.random.Generator) -> list[np.ndarray]:
+    if not len(positives) or not len(negatives):
+        positives = negatives = np.array([query])
+    return [rng.choice(members, DRAWS, replace=len(members) < DRAWS) for members in (positives, negatives)]
+
+
 class DTSHTripletLoss(_RememberingLoss):
     """Likelihood of given triplets of rows, all three of which are rarely in one batch.
 
@@ -216,6 +245,7 @@ class DTSHTripletLoss(_RememberingLoss):
         inside = np.isin(rows, members)
         fresh = torch.from_numpy(np.searchsorted(members, rows[inside])).to(u.device)
         outputs = self.bank[members].to(u.dtype).index_put((fresh,), u[inside])
-        query, positive, negative = (outputs[role] for role in places.reshape(-1, 3).T)
+        roles = torch.from_numpy(places.reshape(-1, 3).T.copy()).to(u.device)
+        query, positive, negative = (F.embedding(role, outputs) for role in roles)  # as in `ranking_hinge`
         gap = (query * (positive - negative)).sum(1) / 2 - self.alpha
         return F.softplus(-gap).mean() + quantisation, (gap < 0).float().mean().item()

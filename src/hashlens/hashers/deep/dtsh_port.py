@@ -5,12 +5,9 @@ of DTSH (`port_settings`); the other two are here. It is not a method and has no
 ablation that asks how much of the difference between published numbers comes from the port.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
-from hashlens.data.labels import Labels
 from hashlens.hashers.deep.dtsh import DTSH, TRIPLETS_PER_QUERY
 from hashlens.hashers.losses import Loss
 from hashlens.settings import setting
@@ -23,13 +20,7 @@ DIFFERENCES = {
     5: "an image is its own positive (only with triplets inside the batch, so together with 4)",
     6: "RMSprop at 1e-5, half as many epochs again, not SGD at 5e-4 in steps",
 }
-RMSPROP: dict[str, Any] = {
-    "optimizer": "rmsprop",
-    "lr": 1e-5,
-    "head_lr": 1e-5,
-    "weight_decay": 1e-5,
-    "step_factor": 1.0,
-}
+RATES: dict[str, Any] = {"lr": 1e-5, "head_lr": 1e-5, "weight_decay": 1e-5, "step_factor": 1.0}
 
 
 class DTSHPort(DTSH):
@@ -45,11 +36,11 @@ class DTSHPort(DTSH):
 
     name = "dtsh-port"
 
-    product: float = setting(0.5, "factor of u . u in theta; paper: 1/2, port: 1")
+    product: float = setting(0.5, "factor of u . u in theta; paper: 1/2, port: 1", above=0)
     own_positive: bool = setting(False, "an image counts as its own positive, as in the port; only in-batch")
     sampling: str = setting("published", "as in DTSH", choices=("in-batch", "published"))
 
-    def _loss(self, labels: Labels) -> Loss:
+    def _loss(self, labels: Any) -> Loss:
         loss: Any = super()._loss(labels)
         loss.product, loss.own_positive = self.product, self.own_positive
         return loss
@@ -70,7 +61,7 @@ def port_settings(differences: tuple[int, ...], n_bits: int, n_train: int, epoch
         3: {"lambda_": TRIPLETS_PER_QUERY / n_bits},
         4: {"sampling": "in-batch"},
         5: {"sampling": "in-batch", "own_positive": True},
-        6: {"training": replace(theirs.training, epochs=round(1.5 * epochs), **RMSPROP)},
+        6: {"training": replace(theirs.training, epochs=round(1.5 * epochs), optimizer="rmsprop", **RATES)},
     }
     for number in differences:
         settings |= changes[number]

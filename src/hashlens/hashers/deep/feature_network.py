@@ -1,7 +1,5 @@
 """FeatureNetwork: what the networks on fixed features share. Features in, a few dense layers and their codes out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from typing import ClassVar

@@ -3,8 +3,6 @@
 All weights start like the authors' hash layer, normally distributed with deviation 0.01.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

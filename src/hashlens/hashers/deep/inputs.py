@@ -1,6 +1,4 @@
-"""What a network is trained on: row numbers in, an augmented tensor of features, feature maps or images out."""
-
-from __future__ import annotations
+"""What a network is trained on: row numbers and randomness in, an augmented tensor of features, maps or images out."""
 
 from typing import Any
 

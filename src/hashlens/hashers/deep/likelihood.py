@@ -4,8 +4,6 @@ The n^3 triplets of a batch of n need only n^2 exponentials: exp(theta_n - theta
 triplet is a multiplication, a division and, instead of a logarithm, a factor in a product of many.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,12 +1,9 @@
 """NINH, network in network hashing: outputs of a batch in, hinge of its triplets on values between 0 and 1 out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 
-from hashlens.data.labels import Labels
 from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.deep.heads import HEADS
 from hashlens.hashers.losses import Loss, ranking_hinge, same_class, squared_distances
@@ -28,15 +25,10 @@ class NINH(DeepHasher):
     is a mean over them, not a sum. There is no threshold g by default: outside its narrow zone there is no gradient.
     """
 
-    name = "ninh"
-
-    margin: float = setting(1.0, "margin in bits; paper: 1; n_bits / 8 scored higher in our trials")
-    beta: float = setting(1.0, "slope of the sigmoid; our choice")
+    margin: float = setting(1.0, "margin in bits; paper: 1; n_bits / 8 scored higher in our trials", low=0)
+    beta: float = setting(1.0, "slope of the sigmoid; our choice", above=0)
     epsilon: float = setting(0.5, "half the width in which gradients pass; 0.5: all pass", above=0, high=0.5)
     head: str = setting("divide-and-encode", "hash layer; paper: each bit sees 50 values of its own", choices=HEADS)
-
-    def _loss(self, labels: Labels) -> Loss:
-        return NINHLoss(self.n_bits, self.margin, self.beta, self.epsilon)
 
 
 class NINHLoss(Loss):

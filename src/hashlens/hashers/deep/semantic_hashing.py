@@ -1,7 +1,5 @@
 """Semantic Hashing: features in, the few units in the middle of an autoencoder out as bits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ training. So a run that was stopped and resumed takes the same steps as one that
 score is computed during training and no epoch is chosen afterwards: the model is the one at the end.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -14,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +20,8 @@ from torch import nn
 
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, DivergedError, MismatchError, Stopped
-from hashlens.files import quoted, replacing, write_text
+from hashlens.files import quoted, replacing, write_csv
+from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs
 from hashlens.hashers.losses import Loss, label_tensor
 from hashlens.progress import Progress, duration
 from hashlens.settings import check, setting
@@ -81,14 +80,6 @@ def released(lr: float, **how: Any) -> Training:
     return Training(lr=lr, head_lr=lr, flip=False, **common | how)
 
 
-class Inputs(Protocol):
-    """What the network is trained on: rows of the training set as a tensor, augmented with the given randomness."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, rows: np.ndarray, rng: np.random.Generator) -> torch.Tensor: ...
-
-
 @dataclass
 class Position:
     """Where a run is; saved with the weights."""
@@ -106,7 +97,7 @@ class Position:
 def train(
     network: nn.Module,
     loss: Loss,
-    inputs: Inputs,
+    inputs: ArrayInputs | ImageInputs,
     labels: Labels | None,
     training: Training,
     *,
@@ -166,17 +157,13 @@ def train(
         safe = state.snapshot()
         if checkpoint is not None:
             state.save(safe)
-            write_text(checkpoint.parent / "metrics.csv", metrics_csv(at.history))
+            rows_of_csv = [[f"{row[name]:.6g}" for name in COLUMNS] for row in at.history]
+            write_csv(checkpoint.parent / "metrics.csv", COLUMNS, rows_of_csv)
         _tell(progress, at.history, epochs)
         if stop() and at.epoch < epochs:
             state.stop()
     network.eval()
     return state.at.history
-
-
-def metrics_csv(history: list[dict[str, float]]) -> str:
-    lines = [COLUMNS, *([f"{row[name]:.6g}" for name in COLUMNS] for row in history)]
-    return "".join(",".join(line) + "\n" for line in lines)
 
 
 Snapshot = tuple[dict[str, torch.Tensor], str]

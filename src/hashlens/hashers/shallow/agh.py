@@ -1,17 +1,9 @@
 """AGH, anchor graph hashing: the smoothest functions on an anchor graph in, one or two thresholds of each out."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import sparse
 
-from hashlens.hashers.shallow.anchor_graph import (
-    NOISE,
-    AnchorGraphHasher,
-    fill_up,
-    graph_eigenvectors,
-    without_noise,
-)
+from hashlens.hashers.shallow.anchor_graph import NOISE, AnchorGraphHasher, fill_up, graph_eigenvectors, without_noise
 from hashlens.settings import setting
 
 
@@ -30,7 +22,6 @@ class AGH(AnchorGraphHasher):
     no neighbours at all, every second cut is equally good, and both sides are cut at their means.
     """
 
-    name = "agh"
     supervised = False
 
     layers: int = setting(2, "thresholds per eigenvector; the paper recommends 2", choices=(1, 2))

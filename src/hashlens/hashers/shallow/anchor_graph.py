@@ -4,8 +4,6 @@ Two rows are similar by the anchors they share: A = Z diag(Z^T 1)^-1 Z^T, (n, n)
 never formed: all that is needed of it follows from Z (n, m), which has a few entries in each row.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

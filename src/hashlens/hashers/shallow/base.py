@@ -1,7 +1,5 @@
 """ShallowHasher: what all methods on fixed features share. Images are turned into features first."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Self
 
 import numpy as np

@@ -5,8 +5,6 @@ its feature is above its threshold), and the leaves follow the nodes. A node tha
 Features are kept column by column, (d, n), so that all loops run along the rows.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -37,13 +35,6 @@ def bin_edges(X: np.ndarray) -> np.ndarray:
     above = np.clip(np.arange(1, N_BINS) * n // N_BINS, 1, n - 1)  # an edge lies just below this row
     # halfway between two rows, where rounding to float32 moves neither to another bin
     return np.ascontiguousarray((ordered[above - 1] / 2 + ordered[above] / 2).T)
-
-
-def to_bytes(X: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """(d, n) uint8: for each value of X (n, d) the number of edges of its feature that lie below it."""
-    columns = np.empty(X.shape[::-1], np.uint8)
-    _to_bytes(X, edges, columns)
-    return columns
 
 
 def boost(
@@ -101,14 +92,11 @@ def heaviest(weights: np.ndarray) -> np.ndarray:
     return np.flatnonzero(weights >= ascending[least])
 
 
-def votes(columns: np.ndarray, trees: Trees) -> np.ndarray:
-    """(n,) float64: the sum of the votes of all trees on rows given as bytes, (d, n)."""
-    return _votes(columns, *trees)
-
-
 @njit(nogil=True, cache=True)
-def _to_bytes(X, edges, columns):  # type: ignore[no-untyped-def]
+def to_bytes(X, edges):  # type: ignore[no-untyped-def]
+    """(d, n) uint8: for each value of X (n, d) the number of edges of its feature that lie below it."""
     n, d = X.shape
+    columns = np.empty((d, n), np.uint8)
     one = np.uint64(1)
     for start in range(0, d, 8):  # eight neighbours in a row of X come together from memory
         for i in range(n):
@@ -119,6 +107,7 @@ def _to_bytes(X, edges, columns):  # type: ignore[no-untyped-def]
                     below += step if own[below + step - one] < value else np.uint64(0)
                     step >>= one
                 columns[j, i] = below
+    return columns
 
 
 @njit(nogil=True, cache=True)
@@ -235,10 +224,11 @@ def _choose_leaf(column, limit, low, high, out):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _votes(columns, feature, threshold, leaf, vote):  # type: ignore[no-untyped-def]
+def votes(columns, trees):  # type: ignore[no-untyped-def]
+    """(n,) float64: the sum of the votes of all trees on rows given as bytes, (d, n)."""
     total = np.zeros(columns.shape[1])
-    for tree in range(len(vote)):
-        signs = _follow(columns, feature[tree], threshold[tree], leaf[tree])
+    for tree in range(len(trees.vote)):
+        signs = _follow(columns, trees.feature[tree], trees.threshold[tree], trees.leaf[tree])
         for i in range(len(total)):
-            total[i] += vote[tree] * signs[i]
+            total[i] += trees.vote[tree] * signs[i]
     return total

@@ -1,7 +1,5 @@
 """BRE, binary reconstructive embedding: features in, projections whose Hamming distances rebuild theirs out."""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 
@@ -28,7 +26,6 @@ class BRE(LinearHasher):
     projection, and only that is kept. With fewer rows than anchors, all are anchors.
     """
 
-    name = "bre"
     supervised = False
 
     n_sample: int = setting(1000, "training rows to learn from, drawn at random; paper: 1,000", low=2)

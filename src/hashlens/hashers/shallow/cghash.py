@@ -9,6 +9,7 @@ from hashlens.data.labels import Labels, relevant
 from hashlens.errors import DataError
 from hashlens.hashers.shallow.base import LinearHasher
 from hashlens.hashers.shallow.spectral import eigenvectors
+from hashlens.machine import blocks
 from hashlens.settings import setting
 
 ROWS_AT_ONCE = 1000  # whose labels are compared with those of all rows
@@ -36,8 +37,6 @@ class CGHash(LinearHasher):
     bit breaks the condition of the dual problem. To get as many bits as asked for, C is then doubled, up to about 1,000
     times itself; after that, bits restart with new triplets, so that each is repeated about equally often.
     """
-
-    name = "cghash"
 
     C: float = setting(30.0, "weight of the triplets; our choice on CIFAR-10, where 1,000 overfits", above=0)
     n_triplets: int = setting(10, "random triplets per row; our choice, 30 was no better on CIFAR-10", low=1)
@@ -89,8 +88,8 @@ def draw_triplets(labels: Labels, n_each: int, rng: np.random.Generator) -> np.n
     A row that has fewer of either kind gets fewer triplets.
     """
     found = []
-    for first in range(0, len(labels), ROWS_AT_ONCE):
-        rows = np.arange(first, min(first + ROWS_AT_ONCE, len(labels)))
+    for block in blocks(len(labels), ROWS_AT_ONCE):
+        rows = np.arange(block.start, block.stop)
         alike = relevant(labels[rows], labels)
         itself = rows[:, None] == np.arange(len(labels))
         positive = draw_columns(alike & ~itself, n_each, rng)

@@ -1,7 +1,5 @@
 """DGH, discrete graph hashing: an anchor graph in, codes that neighbours share, found without relaxing them, out."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import linalg, sparse
 
@@ -29,7 +27,6 @@ class DGH(AnchorGraphHasher):
     columns; Y^T Y / n is then a projection.
     """
 
-    name = "dgh"
     supervised = False
 
     rho: float = setting(1.0, "weight of balanced, uncorrelated bits; the paper tunes it, 1 is our choice", low=0)

@@ -1,7 +1,5 @@
 """IsoHash, isotropic hashing: principal directions in, a rotation of them with equal variances out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hashlens.hashers.shallow.base import LinearHasher
@@ -22,7 +20,6 @@ class IsoHash(LinearHasher):
     are filled up with zeros before they are rotated.
     """
 
-    name = "isohash"
     supervised = False
 
     n_iterations: int = setting(1000, "maximum number of iterations; our choice", low=0)

@@ -1,12 +1,11 @@
-"""ITQ, iterative quantisation: principal directions in, the rotation that the sign changes least out."""
-
-from __future__ import annotations
+"""ITQ and CCA-ITQ, iterative quantisation: directions in, the rotation of them that the sign changes least out."""
 
 import numpy as np
 from scipy import linalg
 
+from hashlens.data.labels import Labels
 from hashlens.hashers.shallow.base import LinearHasher, signs
-from hashlens.hashers.shallow.spectral import principal_directions, random_rotation
+from hashlens.hashers.shallow.spectral import NULL, eigenvectors, principal_directions, random_rotation
 from hashlens.settings import setting
 
 
@@ -22,7 +21,6 @@ class ITQ(LinearHasher):
     with zeros before it is rotated.
     """
 
-    name = "itq"
     supervised = False
 
     n_iterations: int = setting(50, "number of iterations; paper: 50", low=0)
@@ -40,3 +38,48 @@ def quantising_rotation(V: np.ndarray, n_iterations: int, random_state: int) -> 
         left, _, right = linalg.svd(signs(V @ rotation).T @ V)
         rotation = right.T @ left.T  # where V is not zero, the signs of singular vectors cancel
     return rotation
+
+
+class CCAITQ(LinearHasher):
+    """Iterative quantisation after canonical correlation analysis.
+
+    Y. Gong, S. Lazebnik, "Iterative Quantization: A Procrustean Approach to Learning Binary Codes", CVPR 2011.
+
+    Minimises ||B - V R||^2 over codes B and rotations R as ITQ does, where V are the features along the n_bits
+    directions w that are most correlated with the labels, each scaled by its correlation eta:
+    C_xy (C_yy + rho I)^-1 C_yx w = eta^2 (C_xx + rho I) w, with C the covariances of features x and labels y.
+
+    Differences from the paper: rho is taken relative to the mean variance of the features, and of the labels, so that
+    it does not depend on the scale of the features. With c classes at most c - 1 directions are correlated with the
+    labels (c, where an item may have several); where there are more bits, the others are zero and the rotation spreads
+    those few over all bits.
+    """
+
+    rho: float = setting(1e-4, "regularisation relative to the mean variance; authors' code: 1e-4", low=1e-10)
+    n_iterations: int = setting(50, "iterations of ITQ; paper: 50", low=0)
+
+    def _learn_projection(self, X: np.ndarray, labels: Labels) -> np.ndarray:
+        directions, correlations = canonical_directions(X, labels.matrix(), self.n_bits, self.rho)
+        directions = directions * correlations
+        return directions @ quantising_rotation(X @ directions, self.n_iterations, self.random_state)
+
+
+def canonical_directions(X: np.ndarray, Y: np.ndarray, n: int, rho: float) -> tuple[np.ndarray, np.ndarray]:
+    """(d, n) and (n,): directions of centred rows X most correlated with Y, and their correlations, largest first.
+
+    Both are zeros where no correlation is left.
+    """
+    Y = Y - Y.mean(0)
+    Cxy = X.T @ Y / len(X)
+    explained = Cxy @ linalg.solve(regularised_covariance(Y, rho), Cxy.T, assume_a="pos")
+    squares, directions = eigenvectors((explained + explained.T) / 2, n, regularised_covariance(X, rho))
+    squares = np.where(squares > NULL, squares, 0.0)
+    directions = directions * (squares > 0)
+    padding = n - len(squares)
+    return np.pad(directions, ((0, 0), (0, padding))), np.pad(np.sqrt(squares), (0, padding))
+
+
+def regularised_covariance(X: np.ndarray, rho: float) -> np.ndarray:
+    """The covariance (d, d) of centred rows X, plus rho mean variances along the diagonal."""
+    covariance = X.T @ X / len(X)
+    return covariance + rho * np.diag(covariance).mean() * np.eye(len(covariance))

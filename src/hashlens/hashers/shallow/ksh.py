@@ -1,7 +1,5 @@
 """KSH, supervised hashing with kernels: similarities to anchors and labels in, bits that agree within classes out."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import linalg, sparse
 
@@ -30,8 +28,6 @@ class KSH(KernelHasher):
     tens of steps do what hundreds do on K, and the best one is kept, not the last. With no more rows than
     anchors nothing is drawn, and `random_state` changes nothing.
     """
-
-    name = "ksh"
 
     n_anchors: int = setting(
         1000, "number of anchors; paper: 300, too few for its figures on CIFAR-10 with 5,000 training rows", low=1

@@ -1,7 +1,5 @@
 """LFH, latent factor hashing: features and pairwise labels in, a regression on factors of the labels out."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import linalg
 from scipy.special import expit
@@ -26,8 +24,6 @@ class LFH(LinearHasher):
     every sigmoid 0 or 1. Where the rank of the features is below n_bits, factors start at random numbers instead.
     Training rows too are encoded by the regression, not by their factors.
     """
-
-    name = "lfh"
 
     beta: float = setting(30.0, "variance of the factors times n_bits; authors' code: 30", above=0)
     lambda_: float = setting(

@@ -1,7 +1,5 @@
 """LSH, locality sensitive hashing: random projections in, their signs out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hashlens.hashers.shallow.base import LinearHasher
@@ -20,7 +18,6 @@ class LSH(LinearHasher):
     features are centred by the training mean, without which bits of non-negative features say little.
     """
 
-    name = "lsh"
     supervised = False
 
     def _learn_projection(self, X: np.ndarray, labels: None) -> np.ndarray:

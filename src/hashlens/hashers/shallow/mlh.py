@@ -1,7 +1,5 @@
 """MLH, minimal loss hashing: features and labelled pairs in, projections that minimise a loss of distances out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hashlens.data.labels import Labels
@@ -30,8 +28,6 @@ class MLH(LinearHasher):
     whatever the number of classes: a row, one of its labels and another row with that label, all drawn at random.
     Features are centred and scaled to a mean length of one; there is no bias.
     """
-
-    name = "mlh"
 
     rho: float = setting(0.25, "distance below which pairs count as near, as a fraction of n_bits", low=0, high=1)
     lambda_: float = setting(1.0, "above 1, dissimilar pairs weigh more", above=0)

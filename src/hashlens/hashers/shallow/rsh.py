@@ -1,7 +1,5 @@
 """RSH, ranking-based supervised hashing: which row ranks above which in, projections that preserve the order out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hashlens.data.labels import Labels
@@ -30,12 +28,8 @@ class RSH(LinearHasher):
     fewer features than bits, which the paper does not treat, there are as many directions as features.
     """
 
-    name = "rsh"
-
     lambda_: float = setting(
-        1.0,
-        "weight of orthogonality relative to the largest eigenvalue; our choice, 1 to 1,000 do as well",
-        above=0,
+        1.0, "weight of orthogonality relative to the largest eigenvalue; our choice, 1 to 1,000 do as well", above=0
     )
 
     def _learn_projection(self, X: np.ndarray, labels: Labels) -> np.ndarray:

@@ -1,7 +1,5 @@
 """SDH, supervised discrete hashing: similarities to anchors in, codes that a linear classifier tells apart out."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import linalg
 
@@ -22,8 +20,6 @@ class SDH(KernelHasher):
     Differences from the paper: of its two losses, the squared one. K is centred and the bias not made small, where the
     released code adds a column of ones to K. Rows are not scaled to length 1 before, which on CIFAR-10 did not help.
     """
-
-    name = "sdh"
 
     n_anchors: int = setting(1000, "number of anchors; paper: 1,000", low=1)
     width: float = setting(

@@ -1,7 +1,5 @@
 """SGH, scalable graph hashing: similarities to anchors in, bits whose products fit a graph of all rows out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hashlens.hashers.shallow.base import KernelHasher, signs
@@ -27,7 +25,6 @@ class SGH(KernelHasher):
     there are fewer features or anchors than bits, further bits are those that contradict it least.
     """
 
-    name = "sgh"
     supervised = False
 
     n_anchors: int = setting(300, "number of anchors; paper: 300", low=1)

@@ -1,7 +1,5 @@
 """SH, spectral hashing: principal directions in, the signs of the slowest waves along them out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hashlens.hashers.shallow.base import LinearHasher
@@ -23,7 +21,6 @@ class SH(LinearHasher):
     the bits are waves along those there are.
     """
 
-    name = "sh"
     deterministic = True
     supervised = False
 

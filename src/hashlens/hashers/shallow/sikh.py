@@ -1,7 +1,5 @@
 """SIKH, shift-invariant kernel hashing: random waves in, the signs of their values above random thresholds out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hashlens.hashers.shallow.base import LinearHasher, draw_rows, squared_distances
@@ -27,7 +25,6 @@ class SIKH(LinearHasher):
     where that many rows are equal, s is the root of the mean squared distance of two rows.
     """
 
-    name = "sikh"
     supervised = False
 
     gamma: float | None = setting(

@@ -6,8 +6,6 @@ is the one nearest, by Gram and Schmidt, to fixed random directions, which for a
 by entries fails on common vectors: the largest entry of (1, -1) is a tie, and the sum of its cubes is zero.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import linalg
 

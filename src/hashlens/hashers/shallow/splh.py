@@ -1,7 +1,5 @@
 """SPLH, sequential projection learning: features and pairwise labels in, one projection after another out."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import linalg
 
@@ -33,7 +31,6 @@ class SPLH(LinearHasher):
     matrix has no positive eigenvalue left there.
     """
 
-    name = "splh"
     deterministic = True  # unless there are more rows than n_labelled
 
     alpha: float = setting(1.0, "extra weight of the pairs that the previous bits got wrong", low=0, high=1)
