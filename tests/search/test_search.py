@@ -59,7 +59,14 @@ def test_every_image_of_the_index_finds_itself(made, searcher):
             assert next(hit["distance"] for hit in answer["hits"] if hit["id"] == id_) == 0
     with Image.open(path) as image:
         image.load()
-    assert searcher.search(image)["query"]["width"] == 96
+    for query in (image, np.asarray(image)):
+        assert searcher.search(query)["query"] == {
+            "code": searcher.search(path)["query"]["code"],
+            "width": 96,
+            "height": 72,
+        }
+    with pytest.raises(DataError, match=r"an image must have the shape \(h, w, 3\)"):
+        searcher.search(np.zeros((2, 96, 72, 3), np.uint8))
     assert searcher.search(path)["query"] == {"code": expected, "path": path.as_posix(), "width": 96, "height": 72}
     assert searcher.search(59)["query"]["labels"] == ["digit"]
 
@@ -143,6 +150,8 @@ def test_codes_in_hex(searcher):
     ):
         with pytest.raises(UsageError, match=why):
             parse_code(text, N_BITS)
+    for typed in ("ab cd e0", "ABC DE0", " abcde0"):
+        assert searcher.search(typed)["query"]["code"] == "abcde0" and list(queries(typed)) == [(typed, typed)]
     with pytest.raises(UsageError, match="6 hex digits are needed"):
         searcher.search("abcd")
     for wrong in (parse_code("abcd", 16), Codes(np.zeros((2, 3), np.uint8), N_BITS)):

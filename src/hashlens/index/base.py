@@ -1,13 +1,12 @@
 """The contract of every index: codes in, their nearest neighbours out, in memory, in a folder or in an engine.
 
-Results are ordered by (distance, id), a radius includes its end, an id is added once, and rows with fewer than k
-results are padded with -1. Without ids, codes get those that follow the highest. `Index` checks what it is asked and
-pads what it answers; a subclass knows how to insert, delete, find and look up.
+Results are ordered by (distance, id) (order.py), a radius includes its end, an id is added once, and rows with fewer
+than k results are padded with -1. Without ids, codes get those that follow the highest. `Index` checks the arguments
+and pads the results; a subclass knows how to insert, delete and find.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ import numpy as np
 from hashlens.codes import Codes
 from hashlens.codes.hamming import require_same_bits
 from hashlens.errors import DataError, MismatchError, UsageError
-
-Found = tuple[np.ndarray, np.ndarray]  # distances int32 and ids int64 of one query, ordered by (distance, id)
+from hashlens.index.order import Found, ordered
 
 
 class Index:
@@ -121,27 +119,6 @@ def refuse(taken: np.ndarray) -> None:
     """Ids that are in the index already cannot be added."""
     if len(taken):
         raise DataError(f"id {taken[0]} is already in the index; remove it first, or use another id")
-
-
-def ordered(distances: Any, ids: Any) -> Found:
-    distances, ids = np.asarray(distances).astype(np.int32), np.asarray(ids).astype(np.int64)
-    order = np.lexsort((ids, distances))
-    return distances[order], ids[order]
-
-
-def together(parts: Sequence[list[Found]]) -> list[Found]:
-    """The answers to the same queries from several parts of an index, as one."""
-    return [
-        ordered(np.concatenate([d for d, _ in of_query]), np.concatenate([i for _, i in of_query]))
-        for of_query in zip(*parts, strict=True)
-    ]
-
-
-def fill(found: Iterable[Found], distances: np.ndarray, ids: np.ndarray) -> None:
-    """Write answers of any length to the rows of a padded result."""
-    for row, (near, their_ids) in enumerate(found):
-        n = min(distances.shape[1], len(near))
-        distances[row, :n], ids[row, :n] = near[:n], their_ids[:n]
 
 
 def _check_ids(ids: Any, n: int) -> np.ndarray:

@@ -49,20 +49,22 @@ from hashlens.index.radius import Tables, table_bytes
 FORMAT = "hashlens index 3"
 EMPTY: dict[str, Any] = {"next_id": 0, "next_file": 0, "next_part": 0, "parts": [], "removed": None, "forgotten": None}
 TABLES = ("starts.npy", "places.npy")
-FILE = re.compile(
-    r"part-\d{5,}\.(pieces\.npy|items\.arrow|ids\.npy|starts\.npy|places\.npy)|(removed|forgotten)-\d{5,}\.npy"
-)
-TEMPORARY = re.compile(r"\.(part-\d{5,}|removed-\d{5,}|forgotten-\d{5,}|index)\..+\.tmp")
+FILE = r"part-\d{5,}\.(items\.arrow|(pieces|ids|starts|places)\.npy)|(removed|forgotten)-\d{5,}\.npy"
+OURS = re.compile(rf"{FILE}|\.({FILE}|index\.json)\..+\.tmp")  # temporary ones too, see files.replacing
 
 
 class IndexFolder(Catalog):
     """A catalog in a folder."""
 
-    def __init__(self, path: Path, facts: dict[str, Any]):
-        super().__init__(path, facts["n_bits"], facts["model"])
-        self.facts = facts
+    def __init__(self, path: Path):
+        self._stamp = _stamp(path)  # first, so that `changed` notices a change while the rest is read
+        self.facts = _read_facts(path)
+        if self.facts["format"] != FORMAT:
+            raise MismatchError(
+                f"{path} has the format {self.facts['format']!r}, this version reads {FORMAT!r}; build it again"
+            )
+        super().__init__(path, self.facts["n_bits"], self.facts["model"])
         self._map()
-        self._stamp = _stamp(path)
 
     @classmethod
     def create(cls, path: Path, n_bits: int, model: dict[str, str], *, radius_tables: bool = False) -> Self:
@@ -74,20 +76,12 @@ class IndexFolder(Catalog):
                 )
             require_own(path, ["index.json"], "index")
             write_json(path / "index.json", facts)
-            return cls(path, facts)
+            return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> Self:
         try:
-            before = _stamp(path)
-            facts = _read_facts(path)
-            if facts["format"] != FORMAT:
-                raise MismatchError(
-                    f"{path} has the format {facts['format']!r}, this version reads {FORMAT!r}; build it again"
-                )
-            folder = cls(path, facts)
-            folder._stamp = before  # a change while this was read is seen by `changed`
-            return folder
+            return cls(path)
         except (FileNotFoundError, NotADirectoryError) as error:
             if error.filename and Path(error.filename).name != "index.json":
                 raise DataError(f"{error.filename} is missing from the index; build the index again") from error
@@ -192,8 +186,7 @@ class IndexFolder(Catalog):
                 self._map()
             named = {name for name, _ in self._files()}
             for entry in self.path.iterdir():
-                ours = FILE.fullmatch(entry.name) or TEMPORARY.fullmatch(entry.name)
-                if ours and entry.name not in named:
+                if OURS.fullmatch(entry.name) and entry.name not in named:
                     entry.unlink()
             yield
             self._stamp = _stamp(self.path)

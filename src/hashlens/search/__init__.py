@@ -17,9 +17,8 @@ from PIL import Image
 
 from hashlens.codes import Codes
 from hashlens.codes.encoder import Encoder
-from hashlens.codes.folder import MANIFEST, RUN_CODES, open_together, require_complete, shards_in_order
 from hashlens.codes.model import ModelFolder
-from hashlens.data.images import MAX_PIXELS, UnreadableImage
+from hashlens.data.images import MAX_PIXELS, UnreadableImage, pixels
 from hashlens.errors import DataError, MismatchError, UsageError
 from hashlens.index.base import Index, require_k, require_radius
 from hashlens.index.catalog import Catalog
@@ -98,7 +97,8 @@ class Searcher:
 
         Parameters
         ----------
-        query : an image (Path, bytes or PIL), an id (int), a code (`Codes`), or text: a code in hex, or a path.
+        query : an image (Path, bytes, PIL or uint8 array), an id (int), a code (`Codes`), or text: a code in hex or a
+            path.
         label : search only images that have this label.
 
         Returns
@@ -151,6 +151,8 @@ class Searcher:
                     f" of {query.n_bits}"
                 )
             return Query(query)
+        if isinstance(query, np.ndarray):
+            query = Image.fromarray(pixels(query))
         if isinstance(query, Path | bytes | Image.Image):
             query = QueryImage(query, self.max_pixels)
         if not isinstance(query, QueryImage):
@@ -211,9 +213,12 @@ class Searcher:
 def open_index(path: Path | str) -> Catalog:
     """The index in a folder; the codes of a codes folder or of a run are searched in memory."""
     path = Path(path)
-    has_codes = any(next(path.glob(name), None) for name in (MANIFEST, "part-*-of-*", RUN_CODES))
-    if (path / "index.json").exists() or not has_codes:
+    if (path / "index.json").exists():
         return IndexFolder.open(path)
+    from hashlens.codes.folder import MANIFEST, RUN_CODES, open_together, require_complete, shards_in_order
+
+    if not any(next(path.glob(name), None) for name in (MANIFEST, "part-*-of-*", RUN_CODES)):
+        return IndexFolder.open(path)  # which says what is missing
     folders = open_together([path])
     require_complete(folders)
     index = Catalog(path, folders[0].n_bits, folders[0].model)
@@ -228,9 +233,11 @@ def open_searcher(
 ) -> Searcher:
     """An index, or the folder of one, with the model that made its codes; without `model`, the one the index names."""
     catalog = index if isinstance(index, Catalog) else open_index(index)
-    known = catalog.model
-    found = ModelFolder.find(known, catalog.path) if model is None else ModelFolder.resolve(model)
-    ModelFolder.require_same(known, found.describe(), catalog.path)
+    if model is None:
+        found = ModelFolder.find(catalog.model, catalog.path)
+    else:
+        found = ModelFolder.resolve(model)
+        ModelFolder.require_same(catalog.model, found.describe(), catalog.path)
     return Searcher(catalog, Encoder.load(found.path), engine=engine, **limits)
 
 

@@ -22,8 +22,9 @@ import numpy as np
 from hashlens.codes import Codes
 from hashlens.errors import DataError, MismatchError
 from hashlens.files import replacing, require_room, write_json
-from hashlens.index.base import Found, Index, fill, ordered, refuse
+from hashlens.index.base import Index, refuse
 from hashlens.index.memory import HammingIndex
+from hashlens.index.order import Found, fill, ordered
 from hashlens.machine import n_threads
 from hashlens.settings import check, setting
 

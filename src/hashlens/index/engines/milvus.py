@@ -28,8 +28,9 @@ from pymilvus.exceptions import ConnectionConfigException, MilvusException
 
 from hashlens.codes import Codes
 from hashlens.errors import MismatchError, StorageError, UsageError
-from hashlens.index.base import Found, fill, ordered, refuse, together
+from hashlens.index.base import refuse
 from hashlens.index.engines import Engine
+from hashlens.index.order import Found, fill, ordered, together
 from hashlens.machine import blocks
 
 MOST = 16_384  # results of one query; Milvus's own limit

@@ -15,8 +15,9 @@ from psycopg import errors, sql
 
 from hashlens.codes import Codes
 from hashlens.errors import MismatchError, StorageError
-from hashlens.index.base import Found, fill, refuse
+from hashlens.index.base import refuse
 from hashlens.index.engines import Engine
+from hashlens.index.order import Found, fill
 
 SECONDS = 10  # to connect
 
