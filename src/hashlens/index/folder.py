@@ -7,7 +7,7 @@ INDEX/
   part-00000.ids.npy      (n,) int64, only after `compact`; otherwise ids are first_id, first_id + 1, …
   part-00000.starts.npy, part-00000.places.npy   radius tables (radius.py), only if the index has them; memory-mapped
   removed-00001.npy       sorted ids that were removed
-  forgotten-00002.npy     sorted keys (known.py) of removed images whose codes were reclaimed by `compact`
+  forgotten-00002.npy     sorted keys (`image_keys`) of removed images whose codes were reclaimed by `compact`
 
 A change writes new files first and index.json last; two processes cannot change an index at the same time. Files of
 these names that index.json does not list were left by a crash and are deleted by the next change. Ids never change and
@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,13 +43,14 @@ from hashlens.files import (
 )
 from hashlens.index.catalog import ITEMS, Catalog, as_items
 from hashlens.index.kernels import PIECE
-from hashlens.index.known import image_keys, is_new, merged
 from hashlens.index.memory import Part
 from hashlens.index.radius import Tables, table_bytes
+from hashlens.machine import blocks
 
 FORMAT = "hashlens index 3"
 EMPTY: dict[str, Any] = {"next_id": 0, "next_file": 0, "next_part": 0, "parts": [], "removed": None, "forgotten": None}
 TABLES = ("starts.npy", "places.npy")
+ROWS = 65_536  # whose paths are Python strings at the same time
 FILE = r"part-\d{5,}\.(items\.arrow|(pieces|ids|starts|places)\.npy)|(removed|forgotten)-\d{5,}\.npy"
 OURS = re.compile(rf"{FILE}|\.({FILE}|index\.json)\..+\.tmp")  # temporary ones too, see files.replacing
 
@@ -118,7 +120,9 @@ class IndexFolder(Catalog):
                 facts["parts"].append(self._write_part(codes.pieces().T, first, items, facts))
                 facts["next_id"] += len(codes)
             if only_new:  # the change has cleared them
-                self._known_keys, self._removed_keys = merged(known, keys[new]), removed
+                # a stable sort merges two sorted runs in one pass
+                known = np.sort(np.concatenate([known, np.sort(keys[new])]), kind="stable")
+                self._known_keys, self._removed_keys = known, removed
         return np.arange(first, first + len(codes))
 
     def _delete(self, ids: np.ndarray) -> int:
@@ -310,3 +314,26 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_ino
+
+
+def is_new(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Which keys are not among the sorted `known` ones, (n,) bool; of equal ones, only the first."""
+    first = np.zeros(len(keys), bool)
+    first[np.unique(keys, return_index=True)[1]] = True
+    if not len(known):
+        return first
+    return first & (known[np.minimum(np.searchsorted(known, keys), len(known) - 1)] != keys)
+
+
+def image_keys(pieces: np.ndarray, paths: pa.ChunkedArray) -> np.ndarray:
+    """(n,) int64, the same for the same path and code, in every process; `pieces` are (n, n_pieces) as in an index."""
+    keys = np.empty(len(pieces), np.int64)
+    for rows in blocks(len(pieces), ROWS):
+        codes = np.ascontiguousarray(pieces[rows])
+        each = codes.view(f"V{codes.dtype.itemsize * codes.shape[1]}")[:, 0].tolist()
+        names = paths.slice(rows.start, rows.stop - rows.start).to_pylist()
+        digests = [
+            blake2b(code + name.encode(), digest_size=8).digest() for code, name in zip(each, names, strict=True)
+        ]
+        keys[rows] = np.frombuffer(b"".join(digests), np.int64)
+    return keys

@@ -35,6 +35,7 @@ class Part:
         items: Callable[[], Any] = dict,  # the paths and labels of a catalog
     ):
         self.pieces = np.ascontiguousarray(pieces)
+        self.pieces.flags.writeable = False  # like a map, so that loops are compiled for one kind of array
         self.tables = tables
         self.items = items
         self.alive = scan.NOTHING
