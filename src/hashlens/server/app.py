@@ -23,9 +23,8 @@ from fastapi import Path as InPath
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException, MultiPartParser
 
 import hashlens
 from hashlens.data.thumbnails import thumbnail
@@ -107,18 +106,21 @@ def create_app(
 def _add_search(app: FastAPI, searcher: Searcher, limits: Limits, workers: Workers) -> None:
     async def answer(request: Request, work: Any) -> JSONResponse:
         """Read the request within the limits and answer it in a thread."""
-        upload = None
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind not in ("application/json", "multipart/form-data"):
+            wanted = 'send the image as multipart/form-data, in the field "image", or JSON with an id or a code'
+            raise HTTPException(415, wanted)
+        # of JSON, the form is empty; an image above one megabyte is kept in an unnamed file instead of memory
+        form = request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD)
         try:
             with workers.reading():
-                async with asyncio.timeout(limits.timeout):
-                    upload, asked = await _read(request, limits)
+                async with asyncio.timeout(limits.timeout), form as fields:
+                    by_json = kind == "application/json"
+                    upload, asked = (None, await _from_json(request)) if by_json else _from_form(fields, limits)
                     return JSONResponse(await workers.run(work, upload, asked))
         except TimeoutError as error:
             late = f"no answer within {limits.timeout:g} seconds; try again"
             raise HTTPException(503, late, {"Retry-After": "5"}) from error
-        finally:
-            if upload is not None:
-                upload.file.close()
 
     def query_of(upload: UploadFile | None, asked: Asked) -> Any:
         if upload is not None:
@@ -156,38 +158,21 @@ def _add_search(app: FastAPI, searcher: Searcher, limits: Limits, workers: Worke
         return await answer(request, encode_now)
 
 
-async def _read(request: Request, limits: Limits) -> tuple[UploadFile | None, Asked]:
-    """The image, if one was sent, and everything else that was asked."""
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind == "application/json":
-        return None, await _from_json(request)
-    if kind != "multipart/form-data":
-        wanted = 'send the image as multipart/form-data, in the field "image", or JSON with an id or a code'
-        raise HTTPException(415, wanted)
-    try:
-        # an image above one megabyte is kept in an unnamed file instead of memory
-        most: dict[str, int] = {"max_files": 1, "max_fields": MAX_FIELDS, "max_part_size": MAX_FIELD}
-        form = await MultiPartParser(request.headers, request.stream(), **most).parse()
-    except MultiPartException as error:
-        raise HTTPException(400, f"the form cannot be read ({error.message}); see /docs") from error
-    try:
-        fields: dict[str, Any] = {name: value for name, value in form.multi_items() if value != ""}
-        upload = fields.pop("image", None)
-        if not isinstance(upload, UploadFile):
-            raise HTTPException(422, "image: send the image as a file in this field, such as curl -F image=@query.jpg")
-        if (upload.size or 0) > limits.max_upload:
-            raise limits.too_large()
-        return upload, Asked.model_validate_strings(fields)
-    except BaseException:
-        await form.close()
-        raise
+def _from_form(form: FormData, limits: Limits) -> tuple[UploadFile, Asked]:
+    fields: dict[str, Any] = {name: value for name, value in form.multi_items() if value != ""}
+    upload = fields.pop("image", None)
+    if not isinstance(upload, UploadFile):
+        raise HTTPException(422, "image: send the image as a file in this field, such as curl -F image=@query.jpg")
+    if (upload.size or 0) > limits.max_upload:
+        raise limits.too_large()
+    return upload, Asked.model_validate_strings(fields)
 
 
 async def _from_json(request: Request) -> Asked:
     try:
         body = await request.json()
     except (ValueError, RecursionError) as error:
-        raise HTTPException(400, "the body is not JSON; see /docs") from error
+        raise HTTPException(400, "not JSON") from error
     asked = Asked.model_validate(body if isinstance(body, dict) else {})
     if (asked.id is None) == (asked.code is None):
         raise HTTPException(422, 'give either id or code, such as {"id": 5}; see /docs')

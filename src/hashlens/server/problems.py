@@ -56,6 +56,9 @@ def explain_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
-        sentences = {404: "address not found; see /docs", 405: "this address does not support that method"}
-        detail = sentences.get(error.status_code, str(error.detail))
-        return problem(error.status_code, detail, error.headers)
+        sentences = {
+            400: f"the request cannot be read ({error.detail.rstrip('.')}); see /docs",
+            404: "address not found; see /docs",
+            405: "this address does not support that method",
+        }
+        return problem(error.status_code, sentences.get(error.status_code, error.detail), error.headers)

@@ -172,13 +172,7 @@ class MilvusIndex(Engine):
         return together([[self._lowest(codes[row], 0, radius, only) for row in rows] for only in _filters(among)])
 
     def _lowest(
-        self,
-        code: Codes,
-        nearest: int,
-        farthest: int,
-        only: str,
-        n: int = HIGHEST,
-        span: tuple[int, int] | None = None,
+        self, code: Codes, nearest: int, farthest: int, only: str, n: int = HIGHEST, span: tuple[int, int] | None = None
     ) -> Found:
         """Of the codes from `nearest` to `farthest` bits away, the n with the lowest ids, all in `span`.
 
