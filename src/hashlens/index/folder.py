@@ -169,7 +169,7 @@ class IndexFolder(Catalog):
 
     def verify(self) -> int:
         """Compare every file with its checksum; returns the number of files."""
-        for name, expected in self._files():
+        for name, expected in self._files().items():
             try:
                 found = sha256(self.path / name)
             except OSError as error:
@@ -188,7 +188,7 @@ class IndexFolder(Catalog):
             if facts != self.facts:
                 self.facts = facts
                 self._map()
-            named = {name for name, _ in self._files()}
+            named = self._files()
             for entry in self.path.iterdir():
                 if OURS.fullmatch(entry.name) and entry.name not in named:
                     entry.unlink()
@@ -204,10 +204,10 @@ class IndexFolder(Catalog):
             sync(self.path)  # the files first, then the list that names them
             write_json(self.path / "index.json", facts)
             sync(self.path)
-        before = {name for name, _ in self._files()}
+        before = self._files()
         self.facts = facts
         self._map()
-        for name in before - {name for name, _ in self._files()}:
+        for name in before.keys() - self._files():
             (self.path / name).unlink()
 
     def _write_part(
@@ -293,14 +293,12 @@ class IndexFolder(Catalog):
     def _load_numbered(self, kind: str) -> np.ndarray:
         return np.load(self.path / self.facts[kind]["name"]) if self.facts[kind] else np.empty(0, np.int64)
 
-    def _files(self) -> list[tuple[str, str]]:
-        files = [
-            (f"{part['name']}.{kind}", digest)
-            for part in self.facts["parts"]
-            for kind, digest in part["sha256"].items()
-        ]
+    def _files(self) -> dict[str, str]:
+        """The checksum of every file of the index."""
         lists = [self.facts[kind] for kind in ("removed", "forgotten") if self.facts[kind]]
-        return files + [(one["name"], one["sha256"]) for one in lists]
+        parts = self.facts["parts"]
+        files = {f"{part['name']}.{kind}": digest for part in parts for kind, digest in part["sha256"].items()}
+        return files | {one["name"]: one["sha256"] for one in lists}
 
 
 def _read_facts(path: Path) -> dict[str, Any]:

@@ -73,10 +73,9 @@ class Part:
 
     def remove(self, ids: np.ndarray) -> int:
         places = self.places(ids)
-        if len(places):
-            if not len(self.alive):
-                self.alive = np.ones(len(self), np.bool_)
-            self.alive[places] = False
+        if len(places) and not len(self.alive):
+            self.alive = np.ones(len(self), np.bool_)
+        self.alive[places] = False
         return len(places)
 
     def looks_up(self, radius: int) -> bool:
@@ -165,20 +164,17 @@ class HammingIndex(Index):
         tasks = blocks(len(codes), QUERIES)
         # with few queries each thread reads a share of the database, else each has its own queries
         n_shares = n_threads() if len(tasks) < n_threads() else 1
-        found: dict[tuple[int, int], np.ndarray] = {}
+        found = np.empty((len(codes), n_shares, k), np.int64)
 
-        def work(task: tuple[int, int]) -> None:
-            block, share = task
-            found[task] = _nearest(queries[tasks[block]], parts, share, n_shares, k, self.n_bits)
+        def work(task: tuple[slice, int]) -> None:
+            rows, share = task
+            found[rows, share] = _nearest(queries[rows], parts, share, n_shares, k, self.n_bits)
 
-        in_threads(work, [(block, share) for block in range(len(tasks)) for share in range(n_shares)])
-        for block, rows in enumerate(tasks):
-            nearest = found[block, 0]
-            if n_shares > 1:
-                nearest = np.sort(np.concatenate([found[block, share] for share in range(n_shares)], axis=1))[:, :k]
-            there = nearest != PADDING
-            distances[rows, :k][there] = nearest[there] >> scan.SHIFT
-            ids[rows, :k][there] = _ids(parts, nearest[there] & PLACE)
+        in_threads(work, [(rows, share) for rows in tasks for share in range(n_shares)])
+        nearest = found[:, 0] if n_shares == 1 else np.sort(found.reshape(len(codes), -1))[:, :k]
+        there = nearest != PADDING
+        distances[:, :k][there] = nearest[there] >> scan.SHIFT
+        ids[:, :k][there] = _ids(parts, nearest[there] & PLACE)
 
     def _within(self, codes: Codes, radius: int, among: np.ndarray | None) -> list[Found]:
         parts, queries = self._among(among), codes.pieces()

@@ -26,7 +26,7 @@ class Limits:
     thumbnail_cache: int = 64_000_000  # bytes
 
     def require_body(self, n_bytes: int, with_image: bool) -> None:
-        """Refuse a body of so many bytes or more."""
+        """Refuse a body of more bytes than allowed."""
         if n_bytes > MAX_TEXT + (self.max_upload if with_image else 0):
             raise (
                 self.too_large() if with_image else HTTPException(413, f"without an image, send <= {MAX_TEXT:,} bytes")
