@@ -367,6 +367,20 @@ print(answer["hits"][0]["distance"])
     assert done.stdout == "0\n"
 
 
+def test_the_first_answer_waits_for_no_import_that_it_does_not_need(made):
+    """Each of these takes a tenth of a second or more."""
+    query = made.images / "palace" / "000.jpg"
+    code = f"""
+import sys
+from hashlens.cli import app
+app(["search", {str(made.index)!r}, {str(query)!r}, "--model", {str(made.exported)!r}], standalone_mode=False)
+slow = ("torch", "sklearn", "pandas", "pyarrow.parquet", "pyarrow.compute", "matplotlib", "fastapi")
+print([name for name in slow if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_the_nearest_may_come_from_an_engine(made, searcher, tmp_path, capsys):
     """What it finds is what the folder finds; what was removed from the folder since is left out."""
     index, place = tmp_path / "index", f"{tmp_path / 'lists'}"
