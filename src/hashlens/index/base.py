@@ -51,7 +51,7 @@ class Index:
     def search(self, codes: Codes, k: int, *, among: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """The nearest k of each query: distances (q, k) int32 and ids (q, k) int64; only `among` these ids."""
         self._require(codes)
-        require_k(k)
+        require_numbers(k=k)
         distances = np.full((len(codes), k), -1, np.int32)
         ids = np.full((len(codes), k), -1, np.int64)
         among = None if among is None else _ascending(among)
@@ -62,7 +62,7 @@ class Index:
     def within(self, codes: Codes, radius: int, *, among: Any = None) -> list[Found]:
         """For each query the distances and ids of all codes at most `radius` away."""
         self._require(codes)
-        require_radius(radius)
+        require_numbers(radius=radius)
         among = None if among is None else _ascending(among)
         if not len(codes) or (among is not None and not len(among)):
             return [ordered([], [])] * len(codes)
@@ -105,14 +105,10 @@ class Index:
         require_same_bits(codes, codes)
 
 
-def require_k(k: int) -> None:
-    if k < 1:
-        raise UsageError(f"k must be >= 1, got {k}")
-
-
-def require_radius(radius: int) -> None:
-    if radius < 0:
-        raise UsageError(f"radius must be >= 0, got {radius}")
+def require_numbers(k: int | None = None, radius: int | None = None) -> None:
+    for name, value, lowest in (("k", k, 1), ("radius", radius, 0)):
+        if value is not None and value < lowest:
+            raise UsageError(f"{name} must be >= {lowest}, got {value}")
 
 
 def refuse(taken: np.ndarray) -> None:

@@ -20,7 +20,7 @@ from hashlens.codes.encoder import Encoder
 from hashlens.codes.model import ModelFolder
 from hashlens.data.images import MAX_PIXELS, UnreadableImage, pixels
 from hashlens.errors import DataError, MismatchError, UsageError
-from hashlens.index.base import Index, require_k, require_radius
+from hashlens.index.base import Index, require_numbers
 from hashlens.index.catalog import Catalog
 from hashlens.index.folder import IndexFolder
 from hashlens.search.queries import QueryImage, is_code, parse_code
@@ -106,10 +106,7 @@ class Searcher:
         at each distance from 0 to n_bits), timing_ms and facts of the index. Where not all codes are read, since an
         engine or radius tables find the hits, the histogram and the total of the ties are None.
         """
-        if k is not None:
-            require_k(k)
-        if radius is not None:
-            require_radius(radius)
+        require_numbers(k, radius)
         return self.now()._search(query, k, radius, label)
 
     def _search(self, query: Any, k: int | None, radius: int | None, label: str | None) -> dict[str, Any]:

@@ -113,10 +113,11 @@ def queries(text: str, say: Callable[[str], object] = print) -> Iterator[tuple[s
     elif is_code(text):
         yield text, text
         return
-    elif text.lower().endswith(EXTENSIONS) and not glob.has_magic(text) and not (path := expanded(text)).is_dir():
-        if not path.exists():
+    elif text.lower().endswith(EXTENSIONS) and not glob.has_magic(text) and not os.path.isdir(expanded(text)):  # noqa: PTH112
+        path = expanded(text).absolute()
+        if not os.path.exists(path):  # noqa: PTH110
             raise DataError(f"image {text} not found; check the path")
-        yield path.absolute().as_posix(), path.absolute()
+        yield path.as_posix(), path
         return
     source = open_source(given, labels="optional")
     for skipped, why in source.skipped:

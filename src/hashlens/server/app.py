@@ -205,10 +205,10 @@ def _add_items(
             return file.getvalue()
 
         content = thumbs.get((id, SIZES[size]), b"") or await workers.run(make)
-        with suppress(ValueError):  # larger than the whole cache, which only the event loop uses
-            thumbs[id, SIZES[size]] = content
         if not content:
             return Response(_page("gone.svg"), 404, media_type="image/svg+xml", headers={"Cache-Control": "no-store"})
+        with suppress(ValueError):  # larger than the whole cache, which only the event loop uses
+            thumbs[id, SIZES[size]] = content
         return Response(content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
 
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -77,12 +78,12 @@ class Guard:
 
     def _checked(self, scope: Scope, receive: Receive) -> Receive:
         """Refuse a request by its headers, or while its body arrives."""
-        headers = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
-        if self.hosts is not None and _without_port(headers.get(b"host", "")) not in self.hosts:
+        headers = Headers(scope=scope)  # of equal names the first counts, as for the application
+        if self.hosts is not None and _without_port(headers.get("host", "").lower()) not in self.hosts:
             # DNS rebinding: a page elsewhere whose name points here could otherwise read everything
             raise HTTPException(421, f"this server answers only under {' and '.join(self.hosts[:2])}")
-        with_image = headers.get(b"content-type", "").startswith("multipart/form-data")
-        declared = headers.get(b"content-length", "")
+        with_image = headers.get("content-type", "").lower().startswith("multipart/form-data")
+        declared = headers.get("content-length", "")
         self.limits.require_body(int(declared) if declared.isdecimal() else 0, with_image)
         n_bytes = 0
 

@@ -28,13 +28,13 @@ class Limits:
     def require_body(self, n_bytes: int, with_image: bool) -> None:
         """Refuse a body of more bytes than allowed."""
         if n_bytes > MAX_TEXT + (self.max_upload if with_image else 0):
-            raise (
-                self.too_large() if with_image else HTTPException(413, f"without an image, send <= {MAX_TEXT:,} bytes")
-            )
+            raise self.too_large(with_image)
 
-    def too_large(self) -> HTTPException:
-        limit = f"{self.max_upload / 1e6:g} MB (server option --max-upload)"
-        return HTTPException(413, f"the image is too large; the limit is {limit}", {"Connection": "close"})
+    def too_large(self, with_image: bool = True) -> HTTPException:
+        found = f"the image is too large; the limit is {self.max_upload / 1e6:g} MB (server option --max-upload)"
+        if not with_image:
+            found = f"the request is too large; without an image the limit is {MAX_TEXT:,} bytes"
+        return HTTPException(413, found, {"Connection": "close"})
 
 
 USUAL = Limits()

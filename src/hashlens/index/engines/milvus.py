@@ -104,7 +104,12 @@ class MilvusIndex(Engine):
         ours = f"hashlens codes of {self.n_bits} bits"
         with self._sentences():
             if not self._client.has_collection(self.collection, timeout=SECONDS):
-                self._create(ours)
+                schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False, description=ours)
+                schema.add_field("id", DataType.INT64, is_primary=True)
+                schema.add_field("code", DataType.BINARY_VECTOR, dim=8 * -(-self.n_bits // 8))
+                index = self._client.prepare_index_params()
+                index.add_index("code", index_type="BIN_FLAT", metric_type="HAMMING")
+                self._client.create_collection(self.collection, schema=schema, index_params=index, timeout=SECONDS)
             found = self._client.describe_collection(self.collection, timeout=SECONDS)["description"]
             if found != ours:
                 raise MismatchError(
@@ -113,14 +118,6 @@ class MilvusIndex(Engine):
                 )
             self._client.load_collection(self.collection, timeout=SECONDS)
         len(self)  # waits until Milvus has everything written so far
-
-    def _create(self, description: str) -> None:
-        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False, description=description)
-        schema.add_field("id", DataType.INT64, is_primary=True)
-        schema.add_field("code", DataType.BINARY_VECTOR, dim=8 * -(-self.n_bits // 8))
-        index = self._client.prepare_index_params()
-        index.add_index("code", index_type="BIN_FLAT", metric_type="HAMMING")
-        self._client.create_collection(self.collection, schema=schema, index_params=index, timeout=SECONDS)
 
     def _highest(self) -> int:
         """By bisection: Milvus can tell whether an id is above some number, but has no maximum."""
