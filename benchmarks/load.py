@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 from hashlens.index.folder import IndexFolder
 from hashlens.search import Searcher
-from hashlens.server.app import Limits
+from hashlens.server.limits import Limits
 from hashlens.server.serving import serve
 searcher = Searcher(IndexFolder.open(Path(sys.argv[1])))
 serve(searcher, "127.0.0.1", 8000, limits=Limits(), say=lambda text: None, ready=lambda text: print(text, flush=True))

@@ -59,7 +59,14 @@ def test_every_image_of_the_index_finds_itself(made, searcher):
             assert next(hit["distance"] for hit in answer["hits"] if hit["id"] == id_) == 0
     with Image.open(path) as image:
         image.load()
-    assert searcher.search(image)["query"]["width"] == 96
+    for query in (image, np.asarray(image)):
+        assert searcher.search(query)["query"] == {
+            "code": searcher.search(path)["query"]["code"],
+            "width": 96,
+            "height": 72,
+        }
+    with pytest.raises(DataError, match=r"an image must have the shape \(h, w, 3\)"):
+        searcher.search(np.zeros((2, 96, 72, 3), np.uint8))
     assert searcher.search(path)["query"] == {"code": expected, "path": path.as_posix(), "width": 96, "height": 72}
     assert searcher.search(59)["query"]["labels"] == ["digit"]
 
@@ -143,6 +150,8 @@ def test_codes_in_hex(searcher):
     ):
         with pytest.raises(UsageError, match=why):
             parse_code(text, N_BITS)
+    for typed in ("ab cd e0", "ABC DE0", " abcde0"):
+        assert searcher.search(typed)["query"]["code"] == "abcde0" and list(queries(typed)) == [(typed, typed)]
     with pytest.raises(UsageError, match="6 hex digits are needed"):
         searcher.search("abcd")
     for wrong in (parse_code("abcd", 16), Codes(np.zeros((2, 3), np.uint8), N_BITS)):
@@ -356,6 +365,20 @@ print(answer["hits"][0]["distance"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "0\n"
+
+
+def test_the_first_answer_waits_for_no_import_that_it_does_not_need(made):
+    """Each of these takes a tenth of a second or more."""
+    query = made.images / "palace" / "000.jpg"
+    code = f"""
+import sys
+from hashlens.cli import app
+app(["search", {str(made.index)!r}, {str(query)!r}, "--model", {str(made.exported)!r}], standalone_mode=False)
+slow = ("torch", "sklearn", "pandas", "pyarrow.parquet", "pyarrow.compute", "matplotlib", "fastapi")
+print([name for name in slow if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_the_nearest_may_come_from_an_engine(made, searcher, tmp_path, capsys):

@@ -27,7 +27,8 @@ from hashlens import Codes
 from hashlens.errors import UsageError
 from hashlens.index.folder import IndexFolder
 from hashlens.search import Searcher, open_searcher
-from hashlens.server.app import Limits, create_app
+from hashlens.server.app import create_app
+from hashlens.server.limits import Limits
 from hashlens.server.serving import is_loopback, listen
 from hashlens.server.workers import Workers
 

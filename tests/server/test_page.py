@@ -14,7 +14,8 @@ from browser import Browser, find_chromium, wait_for
 
 from hashlens.index.folder import IndexFolder
 from hashlens.search import Searcher, open_searcher
-from hashlens.server.app import Limits, create_app
+from hashlens.server.app import create_app
+from hashlens.server.limits import Limits
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no chromium on this machine")
 SHOTS = os.environ.get("HASHLENS_SHOTS")  # a folder for images of the page, for people to look at

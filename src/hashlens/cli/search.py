@@ -113,7 +113,7 @@ def serve(
 ) -> None:
     """Serve the search page and its HTTP interface on this machine."""
     require("fastapi", "uvicorn", "multipart", "jinja2", "prometheus_client", "cachetools", why="serve")
-    from hashlens.server.app import Limits
+    from hashlens.server.limits import Limits
     from hashlens.server.serving import serve as serve_until_stopped
 
     million = 1_000_000

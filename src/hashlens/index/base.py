@@ -1,13 +1,12 @@
 """The contract of every index: codes in, their nearest neighbours out, in memory, in a folder or in an engine.
 
-Results are ordered by (distance, id), a radius includes its end, an id is added once, and rows with fewer than k
-results are padded with -1. Without ids, codes get those that follow the highest. `Index` checks what it is asked and
-pads what it answers; a subclass knows how to insert, delete, find and look up.
+Results are ordered by (distance, id) (order.py), a radius includes its end, an id is added once, and rows with fewer
+than k results are padded with -1. Without ids, codes get those that follow the highest. `Index` checks the arguments
+and pads the results; a subclass knows how to insert, delete and find.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ import numpy as np
 from hashlens.codes import Codes
 from hashlens.codes.hamming import require_same_bits
 from hashlens.errors import DataError, MismatchError, UsageError
-
-Found = tuple[np.ndarray, np.ndarray]  # distances int32 and ids int64 of one query, ordered by (distance, id)
+from hashlens.index.order import Found, ordered
 
 
 class Index:
@@ -53,7 +51,7 @@ class Index:
     def search(self, codes: Codes, k: int, *, among: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """The nearest k of each query: distances (q, k) int32 and ids (q, k) int64; only `among` these ids."""
         self._require(codes)
-        require_k(k)
+        require_numbers(k=k)
         distances = np.full((len(codes), k), -1, np.int32)
         ids = np.full((len(codes), k), -1, np.int64)
         among = None if among is None else _ascending(among)
@@ -64,7 +62,7 @@ class Index:
     def within(self, codes: Codes, radius: int, *, among: Any = None) -> list[Found]:
         """For each query the distances and ids of all codes at most `radius` away."""
         self._require(codes)
-        require_radius(radius)
+        require_numbers(radius=radius)
         among = None if among is None else _ascending(among)
         if not len(codes) or (among is not None and not len(among)):
             return [ordered([], [])] * len(codes)
@@ -107,41 +105,16 @@ class Index:
         require_same_bits(codes, codes)
 
 
-def require_k(k: int) -> None:
-    if k < 1:
-        raise UsageError(f"k must be >= 1, got {k}")
-
-
-def require_radius(radius: int) -> None:
-    if radius < 0:
-        raise UsageError(f"radius must be >= 0, got {radius}")
+def require_numbers(k: int | None = None, radius: int | None = None) -> None:
+    for name, value, lowest in (("k", k, 1), ("radius", radius, 0)):
+        if value is not None and value < lowest:
+            raise UsageError(f"{name} must be >= {lowest}, got {value}")
 
 
 def refuse(taken: np.ndarray) -> None:
     """Ids that are in the index already cannot be added."""
     if len(taken):
         raise DataError(f"id {taken[0]} is already in the index; remove it first, or use another id")
-
-
-def ordered(distances: Any, ids: Any) -> Found:
-    distances, ids = np.asarray(distances).astype(np.int32), np.asarray(ids).astype(np.int64)
-    order = np.lexsort((ids, distances))
-    return distances[order], ids[order]
-
-
-def together(parts: Sequence[list[Found]]) -> list[Found]:
-    """The answers to the same queries from several parts of an index, as one."""
-    return [
-        ordered(np.concatenate([d for d, _ in of_query]), np.concatenate([i for _, i in of_query]))
-        for of_query in zip(*parts, strict=True)
-    ]
-
-
-def fill(found: Iterable[Found], distances: np.ndarray, ids: np.ndarray) -> None:
-    """Write answers of any length to the rows of a padded result."""
-    for row, (near, their_ids) in enumerate(found):
-        n = min(distances.shape[1], len(near))
-        distances[row, :n], ids[row, :n] = near[:n], their_ids[:n]
 
 
 def _check_ids(ids: Any, n: int) -> np.ndarray:

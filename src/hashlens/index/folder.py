@@ -7,7 +7,7 @@ INDEX/
   part-00000.ids.npy      (n,) int64, only after `compact`; otherwise ids are first_id, first_id + 1, …
   part-00000.starts.npy, part-00000.places.npy   radius tables (radius.py), only if the index has them; memory-mapped
   removed-00001.npy       sorted ids that were removed
-  forgotten-00002.npy     sorted keys (known.py) of removed images whose codes were reclaimed by `compact`
+  forgotten-00002.npy     sorted keys (`image_keys`) of removed images whose codes were reclaimed by `compact`
 
 A change writes new files first and index.json last; two processes cannot change an index at the same time. Files of
 these names that index.json does not list were left by a crash and are deleted by the next change. Ids never change and
@@ -19,8 +19,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,27 +43,30 @@ from hashlens.files import (
 )
 from hashlens.index.catalog import ITEMS, Catalog, as_items
 from hashlens.index.kernels import PIECE
-from hashlens.index.known import image_keys, is_new, merged
 from hashlens.index.memory import Part
 from hashlens.index.radius import Tables, table_bytes
+from hashlens.machine import blocks
 
 FORMAT = "hashlens index 3"
 EMPTY: dict[str, Any] = {"next_id": 0, "next_file": 0, "next_part": 0, "parts": [], "removed": None, "forgotten": None}
 TABLES = ("starts.npy", "places.npy")
-FILE = re.compile(
-    r"part-\d{5,}\.(pieces\.npy|items\.arrow|ids\.npy|starts\.npy|places\.npy)|(removed|forgotten)-\d{5,}\.npy"
-)
-TEMPORARY = re.compile(r"\.(part-\d{5,}|removed-\d{5,}|forgotten-\d{5,}|index)\..+\.tmp")
+ROWS = 65_536  # whose paths are Python strings at the same time
+FILE = r"part-\d{5,}\.(items\.arrow|(pieces|ids|starts|places)\.npy)|(removed|forgotten)-\d{5,}\.npy"
+OURS = re.compile(rf"{FILE}|\.({FILE}|index\.json)\..+\.tmp")  # temporary ones too, see files.replacing
 
 
 class IndexFolder(Catalog):
     """A catalog in a folder."""
 
-    def __init__(self, path: Path, facts: dict[str, Any]):
-        super().__init__(path, facts["n_bits"], facts["model"])
-        self.facts = facts
+    def __init__(self, path: Path):
+        self._stamp = _stamp(path)  # first, so that `changed` notices a change while the rest is read
+        self.facts = _read_facts(path)
+        if self.facts["format"] != FORMAT:
+            raise MismatchError(
+                f"{path} has the format {self.facts['format']!r}, this version reads {FORMAT!r}; build it again"
+            )
+        super().__init__(path, self.facts["n_bits"], self.facts["model"])
         self._map()
-        self._stamp = _stamp(path)
 
     @classmethod
     def create(cls, path: Path, n_bits: int, model: dict[str, str], *, radius_tables: bool = False) -> Self:
@@ -74,20 +78,12 @@ class IndexFolder(Catalog):
                 )
             require_own(path, ["index.json"], "index")
             write_json(path / "index.json", facts)
-            return cls(path, facts)
+            return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> Self:
         try:
-            before = _stamp(path)
-            facts = _read_facts(path)
-            if facts["format"] != FORMAT:
-                raise MismatchError(
-                    f"{path} has the format {facts['format']!r}, this version reads {FORMAT!r}; build it again"
-                )
-            folder = cls(path, facts)
-            folder._stamp = before  # a change while this was read is seen by `changed`
-            return folder
+            return cls(path)
         except (FileNotFoundError, NotADirectoryError) as error:
             if error.filename and Path(error.filename).name != "index.json":
                 raise DataError(f"{error.filename} is missing from the index; build the index again") from error
@@ -124,7 +120,9 @@ class IndexFolder(Catalog):
                 facts["parts"].append(self._write_part(codes.pieces().T, first, items, facts))
                 facts["next_id"] += len(codes)
             if only_new:  # the change has cleared them
-                self._known_keys, self._removed_keys = merged(known, keys[new]), removed
+                # a stable sort merges two sorted runs in one pass
+                known = np.sort(np.concatenate([known, np.sort(keys[new])]), kind="stable")
+                self._known_keys, self._removed_keys = known, removed
         return np.arange(first, first + len(codes))
 
     def _delete(self, ids: np.ndarray) -> int:
@@ -171,15 +169,11 @@ class IndexFolder(Catalog):
 
     def verify(self) -> int:
         """Compare every file with its checksum; returns the number of files."""
-        for name, expected in self._files():
-            try:
-                found = sha256(self.path / name)
-            except OSError as error:
-                raise DataError(
-                    f"{self.path / name} cannot be read ({error.strerror}); build the index again"
-                ) from error
-            if found != expected:
-                raise DataError(f"{self.path / name} is damaged: its checksum differs; build the index again")
+        for name, expected in self._files().items():
+            with suppress(OSError):
+                if sha256(self.path / name) == expected:
+                    continue
+            raise DataError(f"{self.path / name} is damaged or unreadable; build the index again")
         return len(self._files())
 
     @contextmanager
@@ -190,10 +184,9 @@ class IndexFolder(Catalog):
             if facts != self.facts:
                 self.facts = facts
                 self._map()
-            named = {name for name, _ in self._files()}
+            named = self._files()
             for entry in self.path.iterdir():
-                ours = FILE.fullmatch(entry.name) or TEMPORARY.fullmatch(entry.name)
-                if ours and entry.name not in named:
+                if OURS.fullmatch(entry.name) and entry.name not in named:
                     entry.unlink()
             yield
             self._stamp = _stamp(self.path)
@@ -207,10 +200,10 @@ class IndexFolder(Catalog):
             sync(self.path)  # the files first, then the list that names them
             write_json(self.path / "index.json", facts)
             sync(self.path)
-        before = {name for name, _ in self._files()}
+        before = self._files()
         self.facts = facts
         self._map()
-        for name in before - {name for name, _ in self._files()}:
+        for name in before.keys() - self._files():
             (self.path / name).unlink()
 
     def _write_part(
@@ -233,9 +226,9 @@ class IndexFolder(Catalog):
 
     def _save_tables(self, name: str, pieces: np.ndarray) -> dict[str, str]:
         require_room(self.path, table_bytes(pieces.shape[1], self.n_bits), "the radius tables")
-        tables = Tables.build(pieces)
-        arrays = zip(TABLES, (tables.starts, tables.places), strict=True)
-        return {kind: self._save(f"{name}.{kind}", array) for kind, array in arrays}
+        return {
+            kind: self._save(f"{name}.{kind}", array) for kind, array in zip(TABLES, Tables.build(pieces), strict=True)
+        }
 
     def _save_numbered(self, kind: str, array: np.ndarray, facts: dict[str, Any]) -> dict[str, Any]:
         name = f"{kind}-{facts['next_file']:05d}.npy"
@@ -296,14 +289,12 @@ class IndexFolder(Catalog):
     def _load_numbered(self, kind: str) -> np.ndarray:
         return np.load(self.path / self.facts[kind]["name"]) if self.facts[kind] else np.empty(0, np.int64)
 
-    def _files(self) -> list[tuple[str, str]]:
-        files = [
-            (f"{part['name']}.{kind}", digest)
-            for part in self.facts["parts"]
-            for kind, digest in part["sha256"].items()
-        ]
+    def _files(self) -> dict[str, str]:
+        """The checksum of every file of the index."""
         lists = [self.facts[kind] for kind in ("removed", "forgotten") if self.facts[kind]]
-        return files + [(one["name"], one["sha256"]) for one in lists]
+        parts = self.facts["parts"]
+        files = {f"{part['name']}.{kind}": digest for part in parts for kind, digest in part["sha256"].items()}
+        return files | {one["name"]: one["sha256"] for one in lists}
 
 
 def _read_facts(path: Path) -> dict[str, Any]:
@@ -317,3 +308,26 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_ino
+
+
+def is_new(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Which keys are not among the sorted `known` ones, (n,) bool; of equal ones, only the first."""
+    first = np.zeros(len(keys), bool)
+    first[np.unique(keys, return_index=True)[1]] = True
+    if not len(known):
+        return first
+    return first & (known[np.minimum(np.searchsorted(known, keys), len(known) - 1)] != keys)
+
+
+def image_keys(pieces: np.ndarray, paths: pa.ChunkedArray) -> np.ndarray:
+    """(n,) int64, the same for the same path and code, in every process; `pieces` are (n, n_pieces) as in an index."""
+    keys = np.empty(len(pieces), np.int64)
+    for rows in blocks(len(pieces), ROWS):
+        codes = np.ascontiguousarray(pieces[rows])
+        each = codes.view(f"V{codes.dtype.itemsize * codes.shape[1]}")[:, 0].tolist()
+        names = paths.slice(rows.start, rows.stop - rows.start).to_pylist()
+        digests = [
+            blake2b(code + name.encode(), digest_size=8).digest() for code, name in zip(each, names, strict=True)
+        ]
+        keys[rows] = np.frombuffer(b"".join(digests), np.int64)
+    return keys

@@ -9,8 +9,9 @@ import numpy as np
 
 from hashlens.codes import Codes
 from hashlens.errors import MismatchError
-from hashlens.index.base import Found, Index, refuse
+from hashlens.index.base import Index, refuse
 from hashlens.index.kernels import scan
+from hashlens.index.order import Found, ordered, together
 from hashlens.index.radius import Tables, is_cheaper
 from hashlens.machine import blocks, in_threads, n_threads, shares
 
@@ -19,6 +20,7 @@ MANY = 32  # parts; with more, a search would spend its time between them
 SPARE = 256  # places beyond k, so that what is kept is seldom sorted out
 PADDING = np.iinfo(np.int64).max  # after all that was found
 PLACE = (1 << scan.SHIFT) - 1
+NO_IDS = np.empty(0, np.int64)
 
 
 class Part:
@@ -28,17 +30,17 @@ class Part:
         self,
         pieces: np.ndarray,  # (n_pieces, n) uint16; a memory map stays one
         ids: np.ndarray | int,  # ascending, or the first of consecutive ones
-        removed: np.ndarray | None = None,
+        removed: np.ndarray = NO_IDS,
         tables: Tables | None = None,
         items: Callable[[], Any] = dict,  # the paths and labels of a catalog
     ):
         self.pieces = np.ascontiguousarray(pieces)
+        self.pieces.flags.writeable = False  # like a map, so that loops are compiled for one kind of array
         self.tables = tables
         self.items = items
         self.alive = scan.NOTHING
         self._ids = ids
-        if removed is not None and len(removed):
-            self.remove(removed)
+        self.remove(removed)
 
     def __len__(self) -> int:
         return self.pieces.shape[1]
@@ -71,14 +73,10 @@ class Part:
 
     def remove(self, ids: np.ndarray) -> int:
         places = self.places(ids)
-        if len(places):
-            if not len(self.alive):
-                self.alive = np.ones(len(self), np.bool_)
-            self.alive[places] = False
+        if len(places) and not len(self.alive):
+            self.alive = np.ones(len(self), np.bool_)
+        self.alive[places] = False
         return len(places)
-
-    def n_alive(self) -> int:
-        return int(self.alive.sum()) if len(self.alive) else len(self)
 
     def looks_up(self, radius: int) -> bool:
         """Whether codes within this radius are found by tables, since that is cheaper."""
@@ -99,7 +97,7 @@ class HammingIndex(Index):
 
     def _use(self, parts: list[Part]) -> None:
         self.parts = parts
-        self._n = sum(part.n_alive() for part in parts)
+        self._n = sum(len(part) - int(np.count_nonzero(~part.alive)) for part in parts)
 
     def __len__(self) -> int:
         return self._n
@@ -119,7 +117,7 @@ class HammingIndex(Index):
         if len(code) != 1:
             raise MismatchError(f"a histogram counts the distances from one code, got {len(code)}")
         query = code.pieces()[0]
-        parts = self.parts if among is None else self._only(np.unique(np.asarray(among, np.int64)))
+        parts = self._among(None if among is None else np.unique(np.asarray(among, np.int64)))
         tasks = [(part, rows) for part in parts for rows in shares(len(part))]
         counts = np.zeros((len(tasks), self.n_bits + 1), np.int64)
 
@@ -159,46 +157,41 @@ class HammingIndex(Index):
         return np.concatenate([ids[:0], *(part.ids(part.places(ids)) for part in self.parts)])
 
     def _nearest(self, codes: Codes, k: int, among: np.ndarray | None, distances: np.ndarray, ids: np.ndarray) -> None:
-        parts = self.parts if among is None else self._only(among)
+        parts = self._among(among)
         if not parts:
             return
         queries, k = codes.pieces(), min(k, self._n)
         tasks = blocks(len(codes), QUERIES)
         # with few queries each thread reads a share of the database, else each has its own queries
         n_shares = n_threads() if len(tasks) < n_threads() else 1
-        found: dict[tuple[int, int], np.ndarray] = {}
+        found = np.empty((len(codes), n_shares, k), np.int64)
 
-        def work(task: tuple[int, int]) -> None:
-            block, share = task
-            found[task] = _nearest(queries[tasks[block]], parts, share, n_shares, k, self.n_bits)
+        def work(task: tuple[slice, int]) -> None:
+            rows, share = task
+            found[rows, share] = _nearest(queries[rows], parts, share, n_shares, k, self.n_bits)
 
-        in_threads(work, [(block, share) for block in range(len(tasks)) for share in range(n_shares)])
-        for block, rows in enumerate(tasks):
-            nearest = found[block, 0]
-            if n_shares > 1:
-                nearest = np.sort(np.concatenate([found[block, share] for share in range(n_shares)], axis=1))[:, :k]
-            there = nearest != PADDING
-            distances[rows, :k][there] = nearest[there] >> scan.SHIFT
-            ids[rows, :k][there] = _ids(parts, nearest[there] & PLACE)
+        in_threads(work, [(rows, share) for rows in tasks for share in range(n_shares)])
+        nearest = found[:, 0] if n_shares == 1 else np.sort(found.reshape(len(codes), -1))[:, :k]
+        there = nearest != PADDING
+        distances[:, :k][there] = nearest[there] >> scan.SHIFT
+        ids[:, :k][there] = _ids(parts, nearest[there] & PLACE)
 
     def _within(self, codes: Codes, radius: int, among: np.ndarray | None) -> list[Found]:
-        parts = self.parts if among is None else self._only(among)
-        queries = codes.pieces()
-        found: list[Any] = [None] * len(codes)
+        parts, queries = self._among(among), codes.pieces()
+        found = [ordered([], [])] * len(codes)
 
         def work(row: int) -> None:
-            pairs = [_within(queries[row], part, radius) for part in parts]
-            distances = np.concatenate([np.empty(0, np.int32), *(d for d, _ in pairs)])
-            ids = np.concatenate([np.empty(0, np.int64), *(i for _, i in pairs)])
-            order = np.argsort(distances, kind="stable")
-            found[row] = distances[order], ids[order]
+            found[row] = together([[_within(queries[row], part, radius)] for part in parts])[0]
 
-        in_threads(work, range(len(codes)))
+        if parts:
+            in_threads(work, range(len(codes)))
         return found
 
-    def _only(self, among: np.ndarray) -> list[Part]:
-        """Parts that hold only these ids: copies, since few are asked for as a rule."""
-        chosen = [(part, part.places(among)) for part in self.parts]
+    def _among(self, ids: np.ndarray | None) -> list[Part]:
+        """All parts or, with ids, parts that hold only these: copies, since they are few as a rule."""
+        if ids is None:
+            return self.parts
+        chosen = [(part, part.places(ids)) for part in self.parts]
         return [Part(part.pieces[:, places], part.ids(places)) for part, places in chosen if len(places)]
 
     def _sort(self) -> None:
@@ -231,8 +224,7 @@ def _nearest(queries: np.ndarray, parts: list[Part], share: int, n_shares: int, 
     first = 0
     for part in parts:
         start, stop = len(part) * share // n_shares, len(part) * (share + 1) // n_shares
-        alive = part.alive[start:stop] if len(part.alive) else scan.NOTHING
-        scan.nearest(queries, part.pieces, start, stop, alive, first + start, k, counts, kept, n_kept)
+        scan.nearest(queries, part.pieces, start, stop, part.alive[start:stop], first + start, k, counts, kept, n_kept)
         first += len(part)
     kept[np.arange(kept.shape[1]) >= n_kept[:, None]] = PADDING
     return np.sort(kept)[:, :k]

@@ -21,28 +21,21 @@ def plan(n: int, n_bits: int) -> dict[str, Any]:
     farthest = next(radius for radius in range(-1, n_bits + 1) if not is_cheaper(n, n_pieces, radius + 1))
     faster = f"up to radius {farthest}, tables are faster" if farthest >= 0 else "tables are never faster at this size"
     ways = {
-        "scan": (codes, "every query reads all codes; memory-mapped"),
-        "scan + tables": (codes + tables, f"--radius-tables: {faster}; memory-mapped"),
-        "floats": (floats, f"for comparison: {FEATURES:,} floats per image, without hashing"),
+        name: {"memory": n_bytes, "disk": n_bytes + n * PATH_BYTES, "note": note}
+        for name, n_bytes, note in (
+            ("scan", codes, "every query reads all codes; memory-mapped"),
+            ("scan + tables", codes + tables, f"--radius-tables: {faster}; memory-mapped"),
+            ("floats", floats, f"for comparison: {FEATURES:,} floats per image, without hashing"),
+        )
     }
-    return {
-        "n": n,
-        "n_bits": n_bits,
-        "code_bytes": -(-n_bits // 8),
-        "ways": {
-            name: {"memory": n_bytes, "disk": n_bytes + n * PATH_BYTES, "note": note}
-            for name, (n_bytes, note) in ways.items()
-        },
-        "advice": _advice(n),
-    }
+    return {"n": n, "n_bits": n_bits, "code_bytes": -(-n_bits // 8), "ways": ways, "advice": _advice(n)}
 
 
 def describe_plan(found: dict[str, Any]) -> str:
     lines = [f"{found['n']:,} images x {found['n_bits']} bits, {found['code_bytes']} bytes per code"]
     for name, way in found["ways"].items():
-        lines.append(
-            f"  {name:<14} {readable(way['memory']):>9} of memory {readable(way['disk']):>9} on disk   {way['note']}"
-        )
+        memory, disk = readable(way["memory"]), readable(way["disk"])
+        lines.append(f"  {name:<14} {memory:>9} of memory {disk:>9} on disk   {way['note']}")
     return "\n".join([*lines, found["advice"]])
 
 

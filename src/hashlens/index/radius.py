@@ -7,9 +7,9 @@ then one of the first (r mod m) + 1 pieces is at most r // m bits apart, or one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
 from math import comb
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -23,8 +23,7 @@ START = 60_000  # of a query
 _NONE = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
-class Tables:
+class Tables(NamedTuple):
     """For each piece, the places of all codes in the order of their values there."""
 
     starts: np.ndarray  # (n_pieces, 65,537) uint32: where the places of each value start

@@ -17,14 +17,12 @@ from PIL import Image
 
 from hashlens.codes import Codes
 from hashlens.codes.encoder import Encoder
-from hashlens.codes.folder import MANIFEST, RUN_CODES, open_together, shards_in_order
 from hashlens.codes.model import ModelFolder
-from hashlens.data.images import MAX_PIXELS, UnreadableImage
+from hashlens.data.images import MAX_PIXELS, UnreadableImage, pixels
 from hashlens.errors import DataError, MismatchError, UsageError
-from hashlens.index.base import Index, require_k, require_radius
+from hashlens.index.base import Index, require_numbers
 from hashlens.index.catalog import Catalog
 from hashlens.index.folder import IndexFolder
-from hashlens.index.memory import HammingIndex
 from hashlens.search.queries import QueryImage, is_code, parse_code
 
 __all__ = ["EmptyIndex", "NoSuchImage", "Searcher", "UnreadableImage", "open_index", "open_searcher"]
@@ -98,7 +96,8 @@ class Searcher:
 
         Parameters
         ----------
-        query : an image (Path, bytes or PIL), an id (int), a code (`Codes`), or text: a code in hex, or a path.
+        query : an image (Path, bytes, PIL or uint8 array), an id (int), a code (`Codes`), or text: a code in hex or a
+            path.
         label : search only images that have this label.
 
         Returns
@@ -107,10 +106,7 @@ class Searcher:
         at each distance from 0 to n_bits), timing_ms and facts of the index. Where not all codes are read, since an
         engine or radius tables find the hits, the histogram and the total of the ties are None.
         """
-        if k is not None:
-            require_k(k)
-        if radius is not None:
-            require_radius(radius)
+        require_numbers(k, radius)
         return self.now()._search(query, k, radius, label)
 
     def _search(self, query: Any, k: int | None, radius: int | None, label: str | None) -> dict[str, Any]:
@@ -151,6 +147,8 @@ class Searcher:
                     f" of {query.n_bits}"
                 )
             return Query(query)
+        if isinstance(query, np.ndarray):
+            query = Image.fromarray(pixels(query))
         if isinstance(query, Path | bytes | Image.Image):
             query = QueryImage(query, self.max_pixels)
         if not isinstance(query, QueryImage):
@@ -166,11 +164,7 @@ class Searcher:
         if len(self.index):
             blank = Codes(np.zeros((1, -(-self.index.n_bits // 8)), np.uint8), self.index.n_bits)
             self.search(Image.new("RGB", (64, 64)) if self.takes_images else blank)
-            small = HammingIndex(self.index.n_bits)  # what is compiled for it is compiled for all
-            small.add(blank)
-            small.within(blank, 0)
-            small.search(blank, 1, among=[0])
-            small.histogram(blank, among=[0])
+            self.index.within(blank, 0)
 
     def facts(self) -> dict[str, Any]:
         exact = (self.engine or self.index).exact
@@ -211,9 +205,12 @@ class Searcher:
 def open_index(path: Path | str) -> Catalog:
     """The index in a folder; the codes of a codes folder or of a run are searched in memory."""
     path = Path(path)
-    has_codes = any(next(path.glob(name), None) for name in (MANIFEST, "part-*-of-*", RUN_CODES))
-    if (path / "index.json").exists() or not has_codes:
+    if (path / "index.json").exists():
         return IndexFolder.open(path)
+    from hashlens.codes.folder import MANIFEST, RUN_CODES, open_together, shards_in_order
+
+    if not any(next(path.glob(name), None) for name in (MANIFEST, "part-*-of-*", RUN_CODES)):
+        return IndexFolder.open(path)  # which says what is missing
     folders = open_together([path])
     index = Catalog(path, folders[0].n_bits, folders[0].model)
     for shard in shards_in_order(folders):
@@ -227,9 +224,11 @@ def open_searcher(
 ) -> Searcher:
     """An index, or the folder of one, with the model that made its codes; without `model`, the one the index names."""
     catalog = index if isinstance(index, Catalog) else open_index(index)
-    known = catalog.model
-    found = ModelFolder.find(known, catalog.path) if model is None else ModelFolder.resolve(model)
-    ModelFolder.require_same(known, found.describe(), catalog.path)
+    if model is None:
+        found = ModelFolder.find(catalog.model, catalog.path)
+    else:
+        found = ModelFolder.resolve(model)
+        ModelFolder.require_same(catalog.model, found.describe(), catalog.path)
     return Searcher(catalog, Encoder.load(found.path), engine=engine, **limits)
 
 

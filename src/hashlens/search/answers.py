@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,10 @@ def describe_answer(name: str, answer: dict[str, Any]) -> str:
     if not hits:
         return "\n".join([*lines, _nothing(answer)])
     labels = [shown(", ".join(hit["labels"] or [])) for hit in hits]
-    width = max(len("label"), *map(len, labels)) if any(labels) else 0
-    lines.append(" rank  bits apart  " + (f"{'label':<{width}}  " if width else "") + "path")
-    for rank, (hit, label) in enumerate(zip(hits, labels, strict=True), 1):
-        lines.append(
-            f"{rank:>5}  {hit['distance']:>10}  " + (f"{label:<{width}}  " if width else "") + shown(hit["path"])
-        )
+    width = max(map(len, ["label", *labels]))
+    rows = [(f"{rank}", hit["distance"], label, shown(hit["path"])) for rank, hit, label in zip(count(1), hits, labels)]
+    for rank, distance, label, path in [("rank", "bits apart", "label", "path"), *rows]:
+        lines.append(f"{rank:>5}  {distance:>10}  " + (f"{label:<{width}}  " if any(labels) else "") + path)
     if (ties["total"] or 0) > ties["shown"]:
         d = ties["distance"]
         lines[-1] += f"        {ties['total'] - ties['shown']:,} more at distance {d} (show them: --radius {d})"

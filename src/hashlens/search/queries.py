@@ -46,7 +46,7 @@ def parse_code(text: str, n_bits: int) -> Codes:
     """
     n_digits = 2 * -(-n_bits // 8)
     try:
-        packed = bytes.fromhex(text)
+        packed = bytes.fromhex("".join(text.split()))
     except ValueError as error:
         raise UsageError(f"a code has {n_digits} hex digits, such as {'9f3c21a0' * 8:.{n_digits}}") from error
     if len(packed) * 2 != n_digits:
@@ -74,34 +74,28 @@ class QueryImage(Images):
         file: Any = io.BytesIO(self._source) if isinstance(self._source, bytes) else self._source
         try:
             if isinstance(file, Image.Image):
-                image, size = rgb(upright(file)), file.size
+                image, (width, height) = rgb(upright(file)), file.size
             else:
-                self._require_pixels(file)
-                image, size = decode(file, at_least)
+                with Image.open(file, formats=FORMATS) as header:  # a small file can be an image that fills the memory
+                    width, height = header.size
+                if width * height > self._max_pixels:
+                    limit = f"the limit is {self._max_pixels / 1e6:.0f} million"
+                    raise UnreadableImage(self.names[0], f"{width:,} x {height:,} pixels, {limit}")
+                image, _ = decode(file, at_least)
         except UnreadableImage:
             raise
         except Exception as error:  # a damaged file makes Pillow raise nearly anything
             why = reason(file, error)
             raise UnreadableImage(self.names[0], f"not a {READABLE} file" if why == "not an image" else why) from error
-        self.facts |= {"width": size[0], "height": size[1]}
+        self.facts |= {"width": width, "height": height}
         self.seconds += time.perf_counter() - start
         return image
 
-    def _require_pixels(self, file: Path | io.BytesIO) -> None:
-        """Only the header is read for this: a small file can claim to be an image that fills the memory."""
-        with Image.open(file, formats=FORMATS) as image:
-            width, height = image.size
-        if width * height > self._max_pixels:
-            limit = f"the limit is {self._max_pixels / 1e6:.0f} million"
-            raise UnreadableImage(self.names[0], f"{width:,} x {height:,} pixels, {limit}")
-        if isinstance(file, io.BytesIO):
-            file.seek(0)
-
 
 def is_code(text: str) -> bool:
-    """Whether text is a code in hex, and no file has that name."""
+    """Whether text is a code in hex, perhaps with spaces, and no file has that name."""
     # pathlib raises where a code is longer than any name, or a folder is unreadable
-    return set(text.lower()) <= set("0123456789abcdef") and not os.path.exists(text)  # noqa: PTH110
+    return set(text.lower()) <= set("0123456789abcdef ") and not os.path.exists(text)  # noqa: PTH110
 
 
 def queries(text: str, say: Callable[[str], object] = print) -> Iterator[tuple[str, Any]]:
@@ -119,16 +113,20 @@ def queries(text: str, say: Callable[[str], object] = print) -> Iterator[tuple[s
     elif is_code(text):
         yield text, text
         return
-    elif text.lower().endswith(EXTENSIONS) and not glob.has_magic(text) and not os.path.exists(expanded(text)):  # noqa: PTH110
-        raise DataError(f"image {text} not found; check the path")
+    elif text.lower().endswith(EXTENSIONS) and not glob.has_magic(text) and not os.path.isdir(expanded(text)):  # noqa: PTH112
+        path = expanded(text).absolute()
+        if not os.path.exists(path):  # noqa: PTH110
+            raise DataError(f"image {text} not found; check the path")
+        yield path.as_posix(), path
+        return
     source = open_source(given, labels="optional")
-    for path, why in source.skipped:
-        say(f"skipped: {path}: {why}")
-    for row, path in enumerate(source.table["path"].to_pylist()):
-        if isinstance(source.images, FileImages) and INSIDE not in path:
-            yield path, Path(path)
+    for skipped, why in source.skipped:
+        say(f"skipped: {skipped}: {why}")
+    for row, name in enumerate(source.table["path"].to_pylist()):
+        if isinstance(source.images, FileImages) and INSIDE not in name:
+            yield name, Path(name)
         else:
-            yield path, _as_stored(source.images, row)
+            yield name, _as_stored(source.images, row)
 
 
 def _as_stored(images: Images, row: int) -> bytes | Image.Image:

@@ -9,14 +9,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from threading import Lock
 from typing import Annotated, Any
 
 import jinja2
@@ -24,23 +21,21 @@ from cachetools import LRUCache
 from fastapi import FastAPI, Request
 from fastapi import Path as InPath
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from starlette.datastructures import UploadFile
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException, MultiPartParser
 
 import hashlens
-from hashlens.data.images import MAX_PIXELS
 from hashlens.data.thumbnails import thumbnail
 from hashlens.index.catalog import Catalog
 from hashlens.search import Searcher
 from hashlens.search.queries import QueryImage, parse_code
-from hashlens.server.guard import FORM, LOOPBACK, Guard, too_large
-from hashlens.server.metrics import Metrics
+from hashlens.server.guard import LOOPBACK, Guard
+from hashlens.server.limits import MAX_FIELD, MAX_FIELDS, MAX_ID, USUAL, Limits
 from hashlens.server.problems import PROBLEM, explain_errors, printable
 from hashlens.server.workers import Workers
 
-MAX_ID = 2**63 - 1
 SIZES = {"small": 240, "large": 800}  # pixels of thumbnails
 FILES = {
     "/": ("index.html", "text/html"),
@@ -51,42 +46,22 @@ FILES = {
 Id = Annotated[int, InPath(ge=0, le=MAX_ID, description="Id of an image of the index.")]
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits on what clients can send and ask for."""
-
-    max_upload: int = 20_000_000  # bytes per image
-    max_pixels: int = MAX_PIXELS  # per image, by its header
-    max_k: int = 1_000  # results
-    timeout: float = 30.0  # seconds per request, its upload included
-    max_waiting: int = 64  # requests that wait for a thread
-    thumbnail_cache: int = 64_000_000  # bytes
-
-
 class Asked(BaseModel):
     """A search other than its uploaded image."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     id: int | None = Field(None, ge=0, le=MAX_ID, description="An image of the index.")
-    code: str | None = Field(None, max_length=20_000, description="A code in hex, first bit highest.")
+    code: str | None = Field(None, max_length=MAX_FIELD, description="A code in hex, first bit highest.")
     k: int | None = Field(None, ge=1, description="Number of results; 20 if neither this nor a radius is given.")
     radius: int | None = Field(None, ge=0, le=2**15, description="Maximum Hamming distance.")
     label: str | None = Field(None, max_length=1_000, description="Search only images with this label.")
 
 
-class AskedByJson(Asked):
-    @model_validator(mode="after")
-    def _one_of_two(self) -> AskedByJson:
-        if (self.id is None) == (self.code is None):
-            raise ValueError("give either id or code")
-        return self
-
-
 def create_app(
     searcher: Searcher,
     *,
-    limits: Limits = Limits(),
+    limits: Limits = USUAL,
     images: Path | None = None,
     hosts: tuple[str, ...] | None = LOOPBACK,
     ready: Callable[[], Any] = lambda: None,
@@ -98,12 +73,14 @@ def create_app(
     searcher.max_pixels = min(searcher.max_pixels, limits.max_pixels)
     workers = Workers(limits.max_waiting)
     thumbs: LRUCache[tuple[int, int], bytes] = LRUCache(limits.thumbnail_cache, getsizeof=len)
-    gauges = {
-        ("hashlens_images", "Images in the index."): lambda: len(searcher.index),
-        ("hashlens_busy", "Requests running or waiting for a thread."): lambda: workers.busy,
-        ("hashlens_thumbnail_bytes", "Bytes of cached thumbnails."): lambda: thumbs.currsize,
-    }
-    metrics = Metrics(gauges)
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    for name, meaning, value in (
+        ("hashlens_images", "Images in the index.", lambda: len(searcher.index)),
+        ("hashlens_busy", "Requests running or waiting for a thread.", lambda: workers.busy),
+        ("hashlens_thumbnail_bytes", "Bytes of cached thumbnails.", lambda: thumbs.currsize),
+    ):
+        Gauge(name, meaning, registry=registry).set_function(value)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -116,31 +93,34 @@ def create_app(
         title="hashlens", version=hashlens.__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
         description="Search for similar images by short binary codes.",
     )  # fmt: skip
-    app.add_middleware(Guard, metrics=metrics, max_upload=limits.max_upload, hosts=hosts)
+    app.add_middleware(Guard, registry=registry, limits=limits, hosts=hosts)
     app.state.thumbs = thumbs
     explain_errors(app)
     _add_pages(app)
     _add_search(app, searcher, limits, workers)
     _add_items(app, searcher, thumbs, workers, images)
-    _add_facts(app, searcher, limits, metrics, workers)
+    _add_facts(app, searcher, limits, registry, workers)
     return app
 
 
 def _add_search(app: FastAPI, searcher: Searcher, limits: Limits, workers: Workers) -> None:
     async def answer(request: Request, work: Any) -> JSONResponse:
         """Read the request within the limits and answer it in a thread."""
-        upload = None
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind not in ("application/json", "multipart/form-data"):
+            wanted = 'send the image as multipart/form-data, in the field "image", or JSON with an id or a code'
+            raise HTTPException(415, wanted)
+        # of JSON, the form is empty; an image above one megabyte is kept in an unnamed file instead of memory
+        form = request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD)
         try:
             with workers.reading():
-                async with asyncio.timeout(limits.timeout):
-                    upload, asked = await _read(request, limits)
+                async with asyncio.timeout(limits.timeout), form as fields:
+                    by_json = kind == "application/json"
+                    upload, asked = (None, await _from_json(request)) if by_json else _from_form(fields, limits)
                     return JSONResponse(await workers.run(work, upload, asked))
         except TimeoutError as error:
             late = f"no answer within {limits.timeout:g} seconds; try again"
             raise HTTPException(503, late, {"Retry-After": "5"}) from error
-        finally:
-            if upload is not None:
-                upload.file.close()
 
     def query_of(upload: UploadFile | None, asked: Asked) -> Any:
         if upload is not None:
@@ -167,62 +147,41 @@ def _add_search(app: FastAPI, searcher: Searcher, limits: Limits, workers: Worke
             "timing_ms": {"decode": round(1000 * found.decode, 2), "encode": round(1000 * found.encode, 2)},
         }
 
-    @app.post("/v1/search", summary="The nearest images to an image, an id or a code", **_documented(True))
+    @app.post(
+        "/v1/search", summary="The nearest images to an image, an id or a code", **_documented("k", "radius", "label")
+    )
     async def search(request: Request) -> JSONResponse:
         return await answer(request, search_now)
 
-    @app.post("/v1/encode", summary="The code of an image", **_documented(False))
+    @app.post("/v1/encode", summary="The code of an image", **_documented())
     async def encode(request: Request) -> JSONResponse:
         return await answer(request, encode_now)
 
 
-async def _read(request: Request, limits: Limits) -> tuple[UploadFile | None, Asked]:
-    """The image, if one was sent, and everything else that was asked."""
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind == "application/json":
-        return None, AskedByJson.model_validate(await _json(request))
-    if kind != "multipart/form-data":
-        wanted = 'send the image as multipart/form-data, in the field "image", or JSON with an id or a code'
-        raise HTTPException(415, wanted)
-    try:
-        # an image above one megabyte is kept in an unnamed file instead of memory
-        parser = MultiPartParser(request.headers, request.stream(), max_files=1, max_fields=8, max_part_size=20_000)
-        form = await parser.parse()
-    except MultiPartException as error:
-        raise HTTPException(400, f"the form cannot be read ({error.message}); see /docs") from error
-    try:
-        fields: dict[str, Any] = {name: value for name, value in form.multi_items() if value != ""}
-        upload = fields.pop("image", None)
-        if not isinstance(upload, UploadFile):
-            raise HTTPException(422, "image: send the image as a file in this field, such as curl -F image=@query.jpg")
-        if (upload.size or 0) > limits.max_upload:
-            raise HTTPException(413, too_large(limits.max_upload))
-        return upload, Asked.model_validate_strings(fields)
-    except BaseException:
-        await form.close()
-        raise
+def _from_form(form: FormData, limits: Limits) -> tuple[UploadFile, Asked]:
+    fields: dict[str, Any] = {name: value for name, value in form.multi_items() if value != ""}
+    upload = fields.pop("image", None)
+    if not isinstance(upload, UploadFile):
+        raise HTTPException(422, "image: send the image as a file in this field, such as curl -F image=@query.jpg")
+    if (upload.size or 0) > limits.max_upload:
+        raise limits.too_large()
+    return upload, Asked.model_validate_strings(fields)
 
 
-async def _json(request: Request) -> dict[str, Any]:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > FORM:
-            raise HTTPException(413, f"a JSON body has at most {FORM:,} bytes", {"Connection": "close"})
+async def _from_json(request: Request) -> Asked:
     try:
-        asked = json.loads(body)
+        body = await request.json()
     except (ValueError, RecursionError) as error:
-        raise HTTPException(400, "the body is not JSON; see /docs") from error
-    if not isinstance(asked, dict):
-        raise HTTPException(422, 'send one JSON object, such as {"id": 5}; see /docs')
+        raise HTTPException(400, "not JSON") from error
+    asked = Asked.model_validate(body if isinstance(body, dict) else {})
+    if (asked.id is None) == (asked.code is None):
+        raise HTTPException(422, 'give either id or code, such as {"id": 5}; see /docs')
     return asked
 
 
 def _add_items(
     app: FastAPI, searcher: Searcher, thumbs: LRUCache[tuple[int, int], bytes], workers: Workers, images: Path | None
 ) -> None:
-    lock = Lock()
-
     @app.get("/v1/items/{id}", summary="Path, labels and code of an image", responses={404: PROBLEM, 422: PROBLEM})
     async def item(id: Id) -> JSONResponse:
         return JSONResponse(searcher.now().item(id))
@@ -239,25 +198,21 @@ def _add_items(
         now = searcher.now()
         path = now.item(id)["path"]
 
-        def make() -> bytes | None:
-            image = thumbnail(now.index, path, SIZES[size], images)
-            if image is None:
-                return None
-            file = io.BytesIO()
-            image.save(file, "JPEG", quality=80)
-            with lock, suppress(ValueError):  # larger than the whole cache
-                thumbs[id, SIZES[size]] = file.getvalue()
+        def make() -> bytes:
+            file, image = io.BytesIO(), thumbnail(now.index, path, SIZES[size], images)
+            if image is not None:
+                image.save(file, "JPEG", quality=80)
             return file.getvalue()
 
-        with lock:
-            content = thumbs.get((id, SIZES[size]))
-        content = content or await workers.run(make)
-        if content is None:
+        content = thumbs.get((id, SIZES[size]), b"") or await workers.run(make)
+        if not content:
             return Response(_page("gone.svg"), 404, media_type="image/svg+xml", headers={"Cache-Control": "no-store"})
+        with suppress(ValueError):  # larger than the whole cache, which only the event loop uses
+            thumbs[id, SIZES[size]] = content
         return Response(content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
 
 
-def _add_facts(app: FastAPI, searcher: Searcher, limits: Limits, metrics: Metrics, workers: Workers) -> None:
+def _add_facts(app: FastAPI, searcher: Searcher, limits: Limits, registry: CollectorRegistry, workers: Workers) -> None:
     @lru_cache(1)
     def items(index: Catalog) -> dict[str, Any]:
         few = len(index) <= 10_000_000  # beyond that, listing the labels takes seconds
@@ -284,7 +239,7 @@ def _add_facts(app: FastAPI, searcher: Searcher, limits: Limits, metrics: Metric
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
     async def read_metrics() -> PlainTextResponse:
-        return PlainTextResponse(metrics.text())
+        return PlainTextResponse(generate_latest(registry))
 
 
 def _add_pages(app: FastAPI) -> None:
@@ -309,25 +264,14 @@ def _page(name: str) -> bytes:
     return resources.files("hashlens.server").joinpath("page", name).read_bytes()
 
 
-def _documented(search: bool) -> dict[str, Any]:
-    """What FastAPI cannot infer: one address takes an image or JSON."""
-    schema = AskedByJson.model_json_schema()
-    fields = schema["properties"]
-    how = {name: _optional(fields[name]) for name in ("k", "radius", "label")}
+def _documented(*in_form: str) -> dict[str, Any]:
+    """What FastAPI cannot infer: an address takes an image and these fields in a form, or JSON with an id or a code."""
+    asked = Asked.model_json_schema()
     image = {"type": "string", "format": "binary", "description": "The image, a file."}
-    form = {"type": "object", "required": ["image"], "properties": {"image": image, **(how if search else {})}}
-    asked = {name: _optional(fields[name]) for name in ("id", "code")}
-    one = [{"required": [name], "properties": {name: value}} for name, value in asked.items()]
-    by_json = {"type": "object", "oneOf": one, "properties": {**how, **asked}}
-    body = {
-        "required": True,
-        "content": {"multipart/form-data": {"schema": form}, "application/json": {"schema": by_json}},
+    fields = {"image": image} | {name: asked["properties"][name] for name in in_form}
+    content = {
+        "multipart/form-data": {"schema": {"type": "object", "required": ["image"], "properties": fields}},
+        "application/json": {"schema": asked | {"oneOf": [{"required": ["id"]}, {"required": ["code"]}]}},
     }
     responses = {status: PROBLEM for status in (400, 404, 409, 413, 415, 422, 503)}
-    return {"openapi_extra": {"requestBody": body}, "responses": responses}
-
-
-def _optional(schema: dict[str, Any]) -> dict[str, Any]:
-    """A field that may be omitted, but not null."""
-    kind = next(kind for kind in schema["anyOf"] if kind["type"] != "null")
-    return {**kind, "description": schema["description"]}
+    return {"openapi_extra": {"requestBody": {"required": True, "content": content}}, "responses": responses}

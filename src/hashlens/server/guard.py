@@ -10,10 +10,12 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from hashlens.server.metrics import Metrics
+from hashlens.server.limits import Limits
 from hashlens.server.problems import problem
 
 Scope = MutableMapping[str, Any]
@@ -29,15 +31,19 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-FORM = 65_536  # bytes of a form besides its image
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # bounds of the histogram
 
 
 class Guard:
     """An ASGI application around another."""
 
-    def __init__(self, app: Any, metrics: Metrics, max_upload: int, hosts: tuple[str, ...] | None):
-        self.app, self.metrics, self.max_upload = app, metrics, max_upload
+    def __init__(self, app: Any, registry: CollectorRegistry, limits: Limits, hosts: tuple[str, ...] | None):
+        self.app, self.limits = app, limits
         self.hosts = hosts  # None: all
+        self._requests = Counter("hashlens_requests", "Requests answered.", ["path", "status"], registry=registry)
+        self._seconds = Histogram(
+            "hashlens_request_seconds", "Seconds per request.", ["path"], buckets=SECONDS, registry=registry
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,12 +60,9 @@ class Guard:
             await send(message)
 
         try:
-            if refusal := self._refuse(scope):
-                await problem(refusal.status_code, refusal.detail, dict(refusal.headers or {}))(
-                    scope, receive, send_guarded
-                )
-            else:
-                await self.app(scope, self._limited(receive), send_guarded)
+            await self.app(scope, self._checked(scope, receive), send_guarded)
+        except HTTPException as error:
+            await problem(error.status_code, error.detail, error.headers)(scope, receive, send_guarded)
         except ClientDisconnect:
             status = 499  # nobody is left to tell
         except Exception:
@@ -69,37 +72,29 @@ class Guard:
             sentence = "internal error; the server's log has the details, please report it"
             await problem(500, sentence)(scope, receive, send_guarded)
         finally:
-            route = scope.get("route")
-            self.metrics.add(getattr(route, "path", "other"), status, time.perf_counter() - start)
+            path = getattr(scope.get("route"), "path", "other")
+            self._requests.labels(path, status).inc()
+            self._seconds.labels(path).observe(time.perf_counter() - start)
 
-    def _refuse(self, scope: Scope) -> HTTPException | None:
-        headers = dict(scope["headers"])
-        host = headers.get(b"host", b"").decode("latin-1").lower()
-        if self.hosts is not None and _without_port(host) not in self.hosts:
+    def _checked(self, scope: Scope, receive: Receive) -> Receive:
+        """Refuse a request by its headers, or while its body arrives."""
+        headers = Headers(scope=scope)  # of equal names the first counts, as for the application
+        if self.hosts is not None and _without_port(headers.get("host", "").lower()) not in self.hosts:
             # DNS rebinding: a page elsewhere whose name points here could otherwise read everything
-            return HTTPException(421, f"this server answers only under {' and '.join(self.hosts[:2])}")
-        length = headers.get(b"content-length", b"")
-        return self._too_large() if length.isdigit() and int(length) > self.max_upload + FORM else None
-
-    def _limited(self, receive: Receive) -> Receive:
+            raise HTTPException(421, f"this server answers only under {' and '.join(self.hosts[:2])}")
+        with_image = headers.get("content-type", "").lower().startswith("multipart/form-data")
+        declared = headers.get("content-length", "")
+        self.limits.require_body(int(declared) if declared.isdecimal() else 0, with_image)
         n_bytes = 0
 
         async def receive_limited() -> MutableMapping[str, Any]:
             nonlocal n_bytes
             message = await receive()
             n_bytes += len(message.get("body", b""))
-            if n_bytes > self.max_upload + FORM:
-                raise self._too_large()
+            self.limits.require_body(n_bytes, with_image)
             return message
 
         return receive_limited
-
-    def _too_large(self) -> HTTPException:
-        return HTTPException(413, too_large(self.max_upload), {"Connection": "close"})
-
-
-def too_large(max_upload: int) -> str:
-    return f"the image is too large; the limit is {max_upload / 1e6:g} MB (server option --max-upload)"
 
 
 def _without_port(host: str) -> str:

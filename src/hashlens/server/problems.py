@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -22,24 +23,15 @@ STATUS: list[tuple[type[HashlensError], int]] = [  # the first that fits
     (MismatchError, 422),
 ]
 
-FIELDS = {"type": "string", "title": "string", "status": "integer", "detail": "string"}
-PROBLEM: dict[str, Any] = {  # for the OpenAPI document
-    "description": "A problem, in one sentence.",
-    "content": {
-        "application/problem+json": {
-            "schema": {
-                "type": "object",
-                "required": list(FIELDS),
-                "properties": {name: {"type": kind} for name, kind in FIELDS.items()},
-            }
-        }
-    },
-}
+MEDIA_TYPE = "application/problem+json"
+FIELDS = {name: {"type": "string"} for name in ("type", "title", "detail")} | {"status": {"type": "integer"}}
+SCHEMA = {"type": "object", "required": list(FIELDS), "properties": FIELDS}
+PROBLEM: dict[str, Any] = {"description": "A problem, in one sentence.", "content": {MEDIA_TYPE: {"schema": SCHEMA}}}
 
 
-def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     content = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
-    return JSONResponse(content, status, headers, media_type="application/problem+json")
+    return JSONResponse(content, status, headers, media_type=MEDIA_TYPE)
 
 
 def printable(text: str, most: int = 100) -> str:
@@ -64,6 +56,9 @@ def explain_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
-        sentences = {404: "address not found; see /docs", 405: "this address does not support that method"}
-        detail = sentences.get(error.status_code, str(error.detail))
-        return problem(error.status_code, detail, dict(error.headers or {}))
+        sentences = {
+            400: f"the request cannot be read ({error.detail.rstrip('.')}); see /docs",
+            404: "address not found; see /docs",
+            405: "this address does not support that method",
+        }
+        return problem(error.status_code, sentences.get(error.status_code, error.detail), error.headers)

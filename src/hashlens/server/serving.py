@@ -14,11 +14,11 @@ import uvicorn
 
 from hashlens.errors import StorageError, UsageError
 from hashlens.search import Searcher
-from hashlens.server.app import Limits, create_app
+from hashlens.server.app import create_app
 from hashlens.server.guard import LOOPBACK
+from hashlens.server.limits import CONNECTIONS, SHUTDOWN_SECONDS, Limits
 
 PORTS = 20  # to try, from the requested one up
-SHUTDOWN_SECONDS = 10  # for requests in progress
 
 
 def serve(
@@ -50,7 +50,7 @@ def serve(
     app = create_app(searcher, limits=limits, images=images, hosts=hosts, ready=lambda: ready(line))
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, lifespan="on",
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS, limit_concurrency=1_000,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS, limit_concurrency=CONNECTIONS,
     )  # fmt: skip
     # uvicorn raises the signal again once it has stopped, which would kill us before we clean up
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)

@@ -22,8 +22,9 @@ import numpy as np
 from hashlens.codes import Codes
 from hashlens.errors import DataError, MismatchError
 from hashlens.files import replacing, require_room, write_json
-from hashlens.index.base import Found, Index, fill, ordered, refuse
+from hashlens.index.base import Index, refuse
 from hashlens.index.memory import HammingIndex
+from hashlens.index.order import Found, fill, ordered
 from hashlens.machine import n_threads
 from hashlens.settings import check, setting
 
@@ -55,6 +56,7 @@ class ApproximateIndex(Index):
         super().__init__(n_bits)
         check(self)
         self.folder = None if where is None else Path(where)
+        self._facts = {"format": FORMAT, "n_bits": n_bits}
         self._lists: Any = None
         self._ids = np.empty(0, np.int64)  # ascending
         if self.folder is not None:
@@ -70,18 +72,17 @@ class ApproximateIndex(Index):
     def flush(self) -> None:
         if self.folder is not None and self._lists is not None:
             require_room(self.folder, len(self) * (self._lists.code_size + 8), "the lists")
-            write_json(self.folder / "lists.json", {"format": FORMAT, "n_bits": self.n_bits})
+            write_json(self.folder / "lists.json", self._facts)
             with replacing(self.folder / "lists.bin") as temporary:
                 faiss.write_index_binary(self._lists, str(temporary))
 
     def _open(self, folder: Path) -> None:
-        facts = {"format": FORMAT, "n_bits": self.n_bits}
         if not (folder / "lists.json").exists():  # `flush` writes it
             return
         try:
             found = json.loads((folder / "lists.json").read_text(encoding="utf-8"))
-            if found != facts:
-                raise MismatchError(f"{folder} holds {found}, not {facts}; choose another folder")
+            if found != self._facts:
+                raise MismatchError(f"{folder} holds {found}, not {self._facts}; choose another folder")
             if (folder / "lists.bin").exists():
                 self._lists = faiss.read_index_binary(str(folder / "lists.bin"))
         except (OSError, ValueError, RuntimeError) as error:

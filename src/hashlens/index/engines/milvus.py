@@ -28,8 +28,9 @@ from pymilvus.exceptions import ConnectionConfigException, MilvusException
 
 from hashlens.codes import Codes
 from hashlens.errors import MismatchError, StorageError, UsageError
-from hashlens.index.base import Found, fill, ordered, refuse, together
+from hashlens.index.base import refuse
 from hashlens.index.engines import Engine
+from hashlens.index.order import Found, fill, ordered, together
 from hashlens.machine import blocks
 
 MOST = 16_384  # results of one query; Milvus's own limit
@@ -103,7 +104,12 @@ class MilvusIndex(Engine):
         ours = f"hashlens codes of {self.n_bits} bits"
         with self._sentences():
             if not self._client.has_collection(self.collection, timeout=SECONDS):
-                self._create(ours)
+                schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False, description=ours)
+                schema.add_field("id", DataType.INT64, is_primary=True)
+                schema.add_field("code", DataType.BINARY_VECTOR, dim=8 * -(-self.n_bits // 8))
+                index = self._client.prepare_index_params()
+                index.add_index("code", index_type="BIN_FLAT", metric_type="HAMMING")
+                self._client.create_collection(self.collection, schema=schema, index_params=index, timeout=SECONDS)
             found = self._client.describe_collection(self.collection, timeout=SECONDS)["description"]
             if found != ours:
                 raise MismatchError(
@@ -112,14 +118,6 @@ class MilvusIndex(Engine):
                 )
             self._client.load_collection(self.collection, timeout=SECONDS)
         len(self)  # waits until Milvus has everything written so far
-
-    def _create(self, description: str) -> None:
-        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False, description=description)
-        schema.add_field("id", DataType.INT64, is_primary=True)
-        schema.add_field("code", DataType.BINARY_VECTOR, dim=8 * -(-self.n_bits // 8))
-        index = self._client.prepare_index_params()
-        index.add_index("code", index_type="BIN_FLAT", metric_type="HAMMING")
-        self._client.create_collection(self.collection, schema=schema, index_params=index, timeout=SECONDS)
 
     def _highest(self) -> int:
         """By bisection: Milvus can tell whether an id is above some number, but has no maximum."""
@@ -171,13 +169,7 @@ class MilvusIndex(Engine):
         return together([[self._lowest(codes[row], 0, radius, only) for row in rows] for only in _filters(among)])
 
     def _lowest(
-        self,
-        code: Codes,
-        nearest: int,
-        farthest: int,
-        only: str,
-        n: int = HIGHEST,
-        span: tuple[int, int] | None = None,
+        self, code: Codes, nearest: int, farthest: int, only: str, n: int = HIGHEST, span: tuple[int, int] | None = None
     ) -> Found:
         """Of the codes from `nearest` to `farthest` bits away, the n with the lowest ids, all in `span`.
 

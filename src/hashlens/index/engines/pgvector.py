@@ -15,8 +15,9 @@ from psycopg import errors, sql
 
 from hashlens.codes import Codes
 from hashlens.errors import MismatchError, StorageError
-from hashlens.index.base import Found, fill, refuse
+from hashlens.index.base import refuse
 from hashlens.index.engines import Engine
+from hashlens.index.order import Found, fill
 
 SECONDS = 10  # to connect
 
@@ -87,16 +88,17 @@ class PgvectorIndex(Engine):
         return np.array(found, np.int64).reshape(-1)
 
     def _nearest(self, codes: Codes, k: int, among: np.ndarray | None, distances: np.ndarray, ids: np.ndarray) -> None:
-        fill(self._answers(codes, among, [], k=k), distances, ids)
+        fill(self._answers(codes, among, "true", k=k), distances, ids)
 
     def _within(self, codes: Codes, radius: int, among: np.ndarray | None) -> list[Found]:
-        return self._answers(codes, among, [f"{DISTANCE} <= %(radius)s"], radius=radius, k=None)
+        return self._answers(codes, among, f"{DISTANCE} <= %(radius)s", radius=radius, k=None)
 
-    def _answers(self, codes: Codes, among: np.ndarray | None, conditions: list[str], **values: Any) -> list[Found]:
+    def _answers(self, codes: Codes, among: np.ndarray | None, only: str, **values: Any) -> list[Found]:
         if among is not None:
-            conditions, values = [*conditions, "id = ANY(%(ids)s::bigint[])"], values | {"ids": among.tolist()}
-        only = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-        text = f"SELECT {DISTANCE} AS distance, id FROM {{table}} {only} ORDER BY distance, id LIMIT %(k)s::bigint"
+            only, values = f"{only} AND id = ANY(%(ids)s::bigint[])", values | {"ids": among.tolist()}
+        text = (
+            f"SELECT {DISTANCE} AS distance, id FROM {{table}} WHERE {only} ORDER BY distance, id LIMIT %(k)s::bigint"
+        )
         answers = []
         for bits in _bits(codes):
             found = np.array(self._ask(text, code=bits, **values), np.int64).reshape(-1, 2)

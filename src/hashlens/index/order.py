@@ -1,0 +1,31 @@
+"""The order of hits: nearest first, and among equal distances the lowest id first, in every index and engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+Found = tuple[np.ndarray, np.ndarray]  # distances int32 and ids int64 of one query, ordered by (distance, id)
+
+
+def ordered(distances: Any, ids: Any) -> Found:
+    distances, ids = np.asarray(distances).astype(np.int32), np.asarray(ids).astype(np.int64)
+    order = np.lexsort((ids, distances))
+    return distances[order], ids[order]
+
+
+def together(parts: Sequence[list[Found]]) -> list[Found]:
+    """The answers to the same queries from several parts of an index, as one."""
+    return [
+        ordered(np.concatenate([d for d, _ in of_query]), np.concatenate([i for _, i in of_query]))
+        for of_query in zip(*parts, strict=True)
+    ]
+
+
+def fill(found: Iterable[Found], distances: np.ndarray, ids: np.ndarray) -> None:
+    """Write answers of any length to the rows of a result padded with -1."""
+    for row, (near, their_ids) in enumerate(found):
+        n = min(distances.shape[1], len(near))
+        distances[row, :n], ids[row, :n] = near[:n], their_ids[:n]
