@@ -23,19 +23,19 @@ from hashlens.hashers.methods import METHODS, Method
 from hashlens.hashers.shallow.itq import ITQ
 from hashlens.hashers.shallow.lsh import LSH
 from hashlens.results import compare as comparison
-from hashlens.results.compare import Variant, cell_codes, compare, figures
-from hashlens.results.compare.figures import _style
+from hashlens.results import figures
+from hashlens.results.compare import Variant, cell_codes, compare
 from hashlens.results.metrics import evaluate_codes
 from hashlens.results.published import NOT_COMPARABLE, PAPER
 from hashlens.results.significance import paired_test
 from hashlens.results.tables import (
-    as_markdown,
     as_text,
     csv_table,
     escape_latex,
     map_table,
     method_name,
     table_latex,
+    table_markdown,
     title_of,
 )
 
@@ -509,7 +509,7 @@ def test_the_table_on_screen(made):
 
 def test_markdown_is_a_table_with_the_best_in_bold(made):
     made["rows"][2]["features"] = "a|b"
-    lines = as_markdown(made).splitlines()
+    lines = table_markdown(map_table(made), title_of(made)).splitlines()
     assert lines[2] == "| features | method | learns from | 12 bits | printed | difference | 64 bits | train, s |"
     assert lines[3] == "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |"
     assert lines[4] == "| gist | KSH | features, labels | **0.300 ±0.001** | 0.303 | −0.003 | **0.300 ±0.001** | 12 |"
@@ -576,7 +576,8 @@ def test_without_printed_numbers_and_with_one_seed_the_table_is_narrower(made):
 
 def test_methods_are_told_apart_without_colour():
     names = [name for name in METHODS if not METHODS[name].path.startswith("test_")]
-    looks = {(str(s["marker"]), str(s["linestyle"])) for s in (_style({"methods": names}, name) for name in names)}
+    styles = [figures.series_style(place, name) for place, name in enumerate(names)]
+    looks = {(str(style["marker"]), str(style["linestyle"])) for style in styles}
     assert len(looks) == len(names) > 20
     assert method_name("fasth") == "FastH"
 

@@ -9,20 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hashlens.results.figures import (
-    CELL,
-    DPI_OF_IMAGES,
-    FOOT,
-    GAP,
-    HEAD,
-    PAD,
-    ROW,
-    Neighbours,
-    curve,
-    curves_figure,
-    retrieval_figure,
-    svg_line,
-)
+from hashlens.results.figures import curve, curves_figure, svg_line
+from hashlens.results.retrieval import CELL, DPI_OF_IMAGES, FOOT, GAP, HEAD, PAD, ROW, Neighbours, retrieval_figure
 
 METRICS = [
     {"epoch": str(epoch), "loss": str(3 / epoch), "active": "0.5", "quantisation": "0.2", "dead_bits": "0"}

@@ -283,7 +283,7 @@ def test_plans_of_all_scales_are_complete():
     split = folder_split(digits.labels)
     for scale in SCALES.values():
         plan = Plan(Data(SCALES["smoke"]), scale)
-        for part in (*plan.alphas(), *plan.lambdas(), *plan.port(), *plan.examples(), *plan.unseen()):
+        for part in (*plan.alpha(), *plan.lambda_(), *plan.port(), *plan.examples(), *plan.unseen()):
             assert part.methods and part.bits
             for variant in part.variants:
                 plan_cells(digits.images, {variant.name: variant}, part.bits, part.features, 1, {})
@@ -302,7 +302,7 @@ def test_plans_of_all_scales_are_complete():
 
 
 def test_sections_are_kept_as_they_are(tmp_path):
-    section = Section("alpha", "Alpha", "smoke", [Outcome("x", None, "y")], [], [], ["a note"], [{"data": "digits"}])
+    section = Section("alpha", "Alpha", "smoke", [Outcome("x", None, "y")], {}, {}, ["a note"], [{"data": "digits"}])
     save_section(section, tmp_path)
     assert load_section("alpha", tmp_path) == section
     assert load_section("lambda", tmp_path) is None

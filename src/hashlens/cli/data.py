@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
-from hashlens.cli.options import COLUMNS, FROM_FILE, JSON, QUIET, SEED, SOURCE, chosen_columns
+from hashlens.cli.options import COLUMNS, FROM_FILE, JSON, QUIET, SEED, SOURCE, chosen_columns, show
 from hashlens.files import quoted
-from hashlens.progress import Progress
+from hashlens.progress import Progress, counted
 
 app = typer.Typer()
 data_app = typer.Typer(help="Look at data before training.", no_args_is_help=True)
@@ -22,9 +22,9 @@ NPY = b"\x93NUMPY"  # the first bytes of an array file
 def features(
     source: SOURCE,
     kind: Annotated[
-        str, typer.Option(help="gist, deep, a backbone, with a size if you like (resnet50@112), or nuswide-1134.")
+        str, Option(help="gist, deep, a backbone, with a size if you like (resnet50@112), or nuswide-1134.")
     ] = "deep",
-    out: Annotated[Path, typer.Option(help="File to write, (n, d) float32.")] = Path("features.npy"),
+    out: Annotated[Path, Option(help="File to write, (n, d) float32.")] = Path("features.npy"),
     columns: COLUMNS = None,
     from_file: FROM_FILE = None,
     as_json: JSON = False,
@@ -63,23 +63,22 @@ def features(
         np.save(file, found)
     with replacing(table) as temporary:
         pq.write_table(opened.table, temporary)
-    result = {"n": len(found), "n_features": found.shape[1], "kind": kind, "out": str(out)}
-    result |= {"table": str(table), "n_skipped": len(opened.skipped)}
     if opened.skipped:
         write_csv(skipped, ["path", "reason"], opened.skipped)
-    if as_json:
-        print(json.dumps(result))
-        return
-    print(f"{len(found):,} rows of {found.shape[1]} features in {out}, their images in {table}")
-    if opened.skipped:
-        print(f"{len(opened.skipped):,} images could not be read: see {skipped}")
-    print(f"next     hashlens compare {quoted(out)} --methods itq,ksh")
+    result = {"n": len(found), "n_features": found.shape[1], "kind": kind, "out": str(out)}
+    show(
+        result | {"table": str(table), "n_skipped": len(opened.skipped)},
+        as_json,
+        f"{counted(len(found), 'row')} of {counted(found.shape[1], 'feature')} in {out}, the images in {table}",
+        f"{counted(len(opened.skipped), 'image')} could not be read: see {skipped}" if opened.skipped else "",
+        f"next     hashlens compare {quoted(out)} --methods itq,ksh",
+    )
 
 
 @data_app.command()
 def check(
     source: SOURCE,
-    protocol: Annotated[str | None, typer.Option(help="The split to describe.", show_default="that of train")] = None,
+    protocol: Annotated[str | None, Option(help="The split to describe.", show_default="that of train")] = None,
     seed: SEED = 0,
     columns: COLUMNS = None,
     from_file: FROM_FILE = None,
@@ -97,4 +96,4 @@ def check(
         seed=seed,
         progress=Progress(quiet).say,
     )
-    print(json.dumps(report) if as_json else describe_check(report))
+    show(report, as_json, describe_check(report))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from hashlens.cli.options import COLUMNS, JSON, QUIET, SOURCE, chosen_columns, interruptible
+from hashlens.cli.options import COLUMNS, JSON, QUIET, SOURCE, chosen_columns, interruptible, show
 from hashlens.errors import UsageError
 from hashlens.files import quoted
-from hashlens.progress import Progress
+from hashlens.progress import Progress, counted
 
 app = typer.Typer()
 
@@ -19,13 +19,11 @@ app = typer.Typer()
 @app.command()
 def encode(
     source: SOURCE,
-    model: Annotated[Path, typer.Option(help="Folder of a run, of its model, or of an exported model.")],
-    out: Annotated[Path, typer.Option(help="Folder for the codes.")] = Path("codes"),
-    part: Annotated[
-        str, typer.Option(help="3/16: only every 16th shard, starting with the 3rd, in OUT/part-3-of-16.")
-    ] = "1/1",
-    shard_size: Annotated[int, typer.Option(min=1, help="Images per shard; a shard is written as a whole.")] = 65_536,
-    on: Annotated[str, typer.Option(help="local, or ray: on a Ray cluster (or all cores, without one).")] = "local",
+    model: Annotated[Path, Option(help="Folder of a run, of its model, or of an exported model.")],
+    out: Annotated[Path, Option(help="Folder for the codes.")] = Path("codes"),
+    part: Annotated[str, Option(help="3/16: only every 16th shard, from the 3rd, in OUT/part-3-of-16.")] = "1/1",
+    shard_size: Annotated[int, Option(min=1, help="Images per shard; a shard is written as a whole.")] = 65_536,
+    on: Annotated[str, Option(help="local, or ray: on a Ray cluster (or all cores, without one).")] = "local",
     columns: COLUMNS = None,
     as_json: JSON = False,
     quiet: QUIET = False,
@@ -48,23 +46,21 @@ def encode(
             stop=stop,
             ray_model=model if on == "ray" else None,
         )
-    if as_json:
-        print(json.dumps(result))
-        return
-    print(f"{result['n']:,} codes of {result['n_bits']} bits in {result['out']}")
-    if result["n_skipped"]:
-        print(f"{result['n_skipped']:,} images could not be read: see {Path(result['out']) / 'skipped.csv'}")
-    print(f"next     hashlens index build {quoted(out)} --out index")
+    unread, skipped = counted(result["n_skipped"], "image"), Path(result["out"]) / "skipped.csv"
+    show(
+        result,
+        as_json,
+        f"{counted(result['n'], 'code')} of {counted(result['n_bits'], 'bit')} in {result['out']}",
+        f"{unread} could not be read: see {skipped}" if result["n_skipped"] else "",
+        f"next     hashlens index build {quoted(out)} --out index",
+    )
 
 
 @app.command()
 def export(
-    model: Annotated[Path, typer.Argument(help="Folder of a run or of its model.")],
-    out: Annotated[Path, typer.Option(help="Folder for the exported model.")] = Path("exported"),
-    images: Annotated[
-        str | None,
-        typer.Option(help="Source of images to check with.", show_default="CIFAR-10, if it is in the cache"),
-    ] = None,
+    model: Annotated[Path, Argument(help="Folder of a run or of its model.")],
+    out: Annotated[Path, Option(help="Folder for the exported model.")] = Path("exported"),
+    images: Annotated[str | None, Option(help="Images to check with.", show_default="CIFAR-10, if cached")] = None,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
@@ -79,15 +75,14 @@ def export(
         raise UsageError("the exported model is checked with images; name some with --images")
     source = open_source(images or "cifar10", progress=progress.say, labels="optional")
     result = export_onnx(model, out, source.images, progress)
-    if as_json:
-        print(json.dumps(result))
-        return
-    print(f"{out}/model.onnx  {result['bytes'] / 1e6:.1f} MB, for uint8 RGB images of {result['image_size']} pixels")
     crops = f" and {result['n_crops']:,} random crops of them" if result["n_crops"] else ""
-    print(
+    another = "note: not all bits are equal, so this is another model: its codes do not mix with those of the original"
+    show(
+        result,
+        as_json,
+        f"{out}/model.onnx  {result['bytes'] / 1e6:.1f} MB, for uint8 RGB images of {result['image_size']} pixels",
         f"check    {result['bits_equal']:.4%} of {result['n_checked']:,} bits are equal,"
-        f" on {result['n_images']:,} images{crops}"
+        f" on {counted(result['n_images'], 'image')}{crops}",
+        "" if result["same_model"] else another,
+        f"next     hashlens encode path/to/images --model {quoted(out)} --out codes",
     )
-    if not result["same_model"]:
-        print("note: not all bits are equal, so this is another model: its codes do not mix with those of the original")
-    print(f"next     hashlens encode path/to/images --model {quoted(out)} --out codes")

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from hashlens.files import write_text
 from hashlens.progress import duration
-from hashlens.results.figures import CURVES, Drawing, Neighbours, curve, svg_line
+from hashlens.results.figures import CURVES, Drawing, curve, svg_line
 from hashlens.results.metrics import titled
 from hashlens.results.published import NOT_COMPARABLE
+from hashlens.results.retrieval import Neighbours
 from hashlens.results.tables import signed
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _plot(name: str, title: str, x_name: str, y_name: str, points: Points, **how
     svg = svg_line(name, x, y, x_label=x_name, y_label=y_name, text=text, **how)
     last = max(1, len(points) - 1)
     thin = points if len(points) <= MAX_ROWS else [points[round(i * last / (MAX_ROWS - 1))] for i in range(MAX_ROWS)]
-    return Drawing(name, title, text, svg, [x_name, y_name], [[f"{x:.4g}", f"{y:.4g}"] for x, y in thin])
+    return Drawing(title, svg, [x_name, y_name], [[f"{x:.4g}", f"{y:.4g}"] for x, y in thin])
 
 
 def _ends(y_name: str, x_name: str, points: Points) -> str:

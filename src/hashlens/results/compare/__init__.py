@@ -51,10 +51,9 @@ from hashlens.results.compare.cells import (
     plan_cells,
     save_cell,
 )
-from hashlens.results.compare.comparison import Comparison, summarise
+from hashlens.results.compare.comparison import Comparison, find_row, rows_of, summarise
 from hashlens.results.metrics import evaluate_with_ranking
 from hashlens.results.runs import learning_rows, save_codes
-from hashlens.results.tables import method_name
 
 if TYPE_CHECKING:
     from hashlens.codes import Codes
@@ -104,11 +103,10 @@ def compare(
         raise UsageError(f"{folder} is a run folder; choose another --out")
     if keep and folder is None:
         raise UsageError("keep needs a folder for the model; give out")
-    variants = {variant.name: variant for variant in map(Variant.of, methods)}
-    names = {name.lower() for name in (*variants, *map(method_name, variants))}
-    if against and against.lower().partition(" on ")[0] not in names:
-        raise UsageError(f"'{against}' is not compared here; choose from {', '.join(variants)}")
+    variants = Variant.by_name(methods)
     hashers = plan_cells(source.images, variants, bits, features, seeds, settings or {})
+    if against:
+        find_row(rows_of(hashers, variants), against)  # an unknown or ambiguous one is refused
     shared = {"source": source.name, "split_hash": split.fingerprint(), "data_hash": data_hash(source)}
     identities = {cell: identity_of(cell, hasher, shared) for cell, hasher in hashers.items()}
     finished: dict[Cell, dict[str, Any]] = {}
@@ -139,7 +137,10 @@ def compare(
         hasher = hashers.pop(cell)  # its memory is freed afterwards
         which = f"{number}/{len(missing)} {cell}"
         try:
-            scores, seconds, query, database, average_precisions[cell] = work.run(cell, hasher)
+            training = None if folder is None else folder / "training" / cell.name
+            if training and (own := identities[cell].get("backbone_hash")):  # a checkpoint has only its class name
+                training = training.with_name(f"{cell.name}-{own[:8]}")
+            scores, seconds, query, database, average_precisions[cell] = work.run(cell, hasher, training)
         except StorageError:
             raise  # the others could not be written either
         except (HashlensError, MemoryError) as error:
@@ -163,9 +164,8 @@ def compare(
             best = cell, hasher
         progress.say(f"{which}: MAP {scores['map']:.4f}, trained in {duration(seconds['fit'])}")
 
-    comparison = Comparison(
-        summarise(list(identities), finished, failed, variants, source, split), average_precisions, folder
-    )
+    result = summarise(list(identities), finished, failed, variants, source.name, split)
+    comparison = Comparison(result | {"n_skipped": len(source.skipped)}, average_precisions, folder)
     comparison.add_p_values(against)
     if folder and finished and report:
         _write(folder, comparison.result, commands)
@@ -207,11 +207,12 @@ class _Work:
     array: np.ndarray | None = None
     error: HashlensError | None = None
 
-    def run(self, cell: Cell, hasher: Hasher) -> tuple[dict[str, Any], dict[str, float], Codes, Codes, np.ndarray]:
+    def run(
+        self, cell: Cell, hasher: Hasher, training: Path | None
+    ) -> tuple[dict[str, Any], dict[str, float], Codes, Codes, np.ndarray]:
         """Scores, seconds, codes and average precisions; a network that is stopped in training leaves a checkpoint."""
         source, split = self.source, self.split
         X: Any = self.features(cell.features) if hasher.takes == "features" else source.images
-        training = None if self.out is None else self.out / "training" / cell.name
         rows = learning_rows(hasher, split)
         learned, labels = X[rows], source.labels[rows]
         clock = time.perf_counter()
@@ -270,8 +271,7 @@ class _Work:
 
 
 def _write(out: Path, result: dict[str, Any], commands: Sequence[str]) -> None:
-    from hashlens.results import report, tables
-    from hashlens.results.compare.figures import write_figures
+    from hashlens.results import figures, report, tables
 
     write_csv(out / "table.csv", *tables.csv_table(result))
     table, title = tables.map_table(result), tables.title_of(result)
@@ -285,7 +285,7 @@ def _write(out: Path, result: dict[str, Any], commands: Sequence[str]) -> None:
         table=table,
         numbers=tables.numbers_table(result),
         table_html=tables.table_html,
-        plots=write_figures(out, result),
+        plots=figures.write_figures(out, result),
         settings=[*report.settings_of(result), *report.flat(asked)],
         environment=report.environment_of(result),
         commands=commands,
