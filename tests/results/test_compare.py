@@ -389,6 +389,10 @@ def test_a_network_is_trained_once_for_all_features_and_resumes_from_its_checkpo
         ({"settings": {"image_size": 3}}, "none of lsh, itq has the setting 'image_size'"),
         ({"settings": {"training": Training(epochs=3)}}, "has the setting 'epochs'"),
         ({"methods": [Variant("other", "itq", {"n_iteration": 1})]}, "did you mean 'n_iterations'"),
+        (
+            {"against": "itq", "features": ["gist", "cnn-f"]},
+            "'itq' is ambiguous; choose from ITQ on gist, ITQ on cnn-f",
+        ),
     ],
 )
 def test_wrong_use_is_found_before_any_work(digits, asked, tmp_path, change, words):
@@ -432,6 +436,11 @@ def test_features_of_nuswide_come_from_its_folder(digits, asked, tmp_path, monke
 
 def test_the_name_of_a_file_holds_no_slash():
     assert comparison.Cell("hf:org/model_1.5", "itq", 8, 0).name == "hf_org_model_1.5-itq-8-0"
+
+
+def test_the_name_of_a_file_is_short_and_its_own():
+    names = {comparison.Cell("gist", f"{'é' * 200}{end}", 8, 0).name for end in ("a", "b")}
+    assert len(names) == 2 and all(len(name.encode()) <= 150 for name in names)
 
 
 # Tables, from a made result: two kinds of features, three methods, printed numbers of both sorts, a failure.
@@ -743,3 +752,30 @@ def test_the_kept_model_encodes_images(digits, tmp_path, method):
     model = hashlens.load(tmp_path / "model")
     codes = model.encode(source.images[make_protocol(source).database])
     assert codes.equals(cell_codes(tmp_path, best)[1])
+
+
+def test_own_backbones_of_one_class_are_told_apart(digits, tmp_path):
+    from torch import manual_seed, nn
+
+    class Net(nn.Linear):
+        sign = 1
+
+        def forward(self, images):
+            return self.sign * super().forward(images.flatten(1))
+
+    def hasher(seed, sign=1):
+        manual_seed(seed)
+        module = Net(3 * 16 * 16, 8)
+        module.sign = sign
+        return DTSH(backbone=module, image_size=16, training=Training(epochs=1))
+
+    source = Source("digits", digits.images[:60], digits.labels[np.arange(60)])
+    how = {"bits": [8], "out": tmp_path, "report": False}
+    result = compare(source, [hasher(0), hasher(1)], **how).result
+    assert result["n_finished"] == 2
+    assert result["methods"] == [f"dtsh(backbone=own:Net, image_size=16, epochs=1){end}" for end in ("", " #2")]
+    rows = compare(source, [hasher(0), hasher(1)], **how).result["rows"]
+    assert rows == result["rows"], "the same modules again"
+    for other in (hasher(2), hasher(0, sign=-1)):  # other weights, and another function of the same weights
+        with pytest.raises(MismatchError, match="backbone_hash was"):
+            compare(source, [other], **how)

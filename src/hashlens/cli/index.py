@@ -30,9 +30,7 @@ CODES = Annotated[list[Path], Argument(help="Folders of codes, made by hashlens 
 def build(
     codes: CODES,
     out: Annotated[Path, Option(help="Folder of the new index.")] = Path("index"),
-    radius_tables: Annotated[
-        bool, Option("--radius-tables", help="Also write tables that make search with a small --radius faster.")
-    ] = False,
+    radius_tables: Annotated[bool, Option("--radius-tables", help="Write tables for fast search by radius.")] = False,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
@@ -92,9 +90,7 @@ def _add(index: IndexFolder, codes: list[Path], again: bool, progress: Progress,
 def remove(
     index: INDEX,
     ids: Annotated[str | None, Option(help="Ids separated by commas.")] = None,
-    path: Annotated[
-        str | None, Option(help="All images whose path matches a pattern such as '*/cache/*'; quote it.")
-    ] = None,
+    path: Annotated[str | None, Option(help="All images whose path matches a quoted pattern: '*/cache/*'.")] = None,
     label: Annotated[str | None, Option(help="All images with this label.")] = None,
     as_json: JSON = False,
 ) -> None:

@@ -119,13 +119,12 @@ def chosen_columns(texts: list[str] | None) -> Columns:
 def open_source_of(config: dict[str, Any], from_file: Path | None, progress: Progress) -> Source:
     """What a run's configuration names."""
     from hashlens.data import open_source, readable
-    from hashlens.results.runs import columns_of
 
     source = open_source(
         config["source"],
         from_file=from_file,
         progress=progress.say,
-        columns=columns_of(config),
+        columns=Columns(**config["columns"]) if "columns" in config else None,
         quirk=config.get("quirk"),
         labels="optional" if "triplets" in config else "required",
     )

@@ -8,23 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from hashlens.cli.options import (
-    COLUMNS,
-    FROM_FILE,
-    JSON,
-    PROTOCOL,
-    QUIET,
-    SOURCE,
-    chosen_columns,
-    command_line,
-    full_path,
-    given,
-    interruptible,
-    listed,
-    numbers,
-    open_source_of,
-    show,
-)
+from hashlens.cli import options
+from hashlens.cli.options import COLUMNS, FROM_FILE, JSON, PROTOCOL, QUIET, SOURCE, given, listed, numbers, show
 from hashlens.files import alone_in, quoted, require_own
 from hashlens.progress import Progress
 
@@ -65,6 +50,7 @@ def evaluate(
 
 @app.command()
 def compare(
+    context: typer.Context,
     source: SOURCE,
     methods: Annotated[str, Option(help="Comma-separated; see: hashlens methods")],
     bits: Annotated[str, Option(help="Code lengths, comma-separated.")] = "12,24,32,48",
@@ -104,25 +90,25 @@ def compare(
     from hashlens.settings import parse_for
 
     progress, names = Progress(quiet), listed(methods)
-    config = {"source": source, "columns": vars(chosen_columns(columns))}
+    config = {"source": source, "columns": vars(options.chosen_columns(columns))}
     own = parse_for({name: hasher_class(name) for name in names}, chosen or [])
     lengths = numbers(bits, "--bits")
     out = out or Path("comparisons") / Path(source).resolve().name
     require_own(out, ["split.json"], "comparison")
-    with alone_in(out), interruptible() as stop:
+    with alone_in(out), options.interruptible() as stop:
         comparison = compare_methods(
-            open_source_of(config, from_file, progress),
+            options.open_source_of(config, from_file, progress),
             [Variant(name, name, own[name]) for name in names],
             lengths,
             features=listed(features),
             seeds=seeds,
             protocol=protocol,
             split_seed=seed,
-            settings=_settings(backbone, weights, image_size, frozen_blocks) | given({"epochs": epochs}),
+            settings=_settings(context) | given({"epochs": epochs}),
             against=against,
             out=out,
             keep=keep,
-            commands=[command_line()],
+            commands=[options.command_line()],
             progress=progress,
             stop=stop,
         )
@@ -140,6 +126,7 @@ def compare(
 
 @app.command()
 def reproduce(
+    context: typer.Context,
     target: Annotated[
         str, Argument(help="table1, table2, table3, alpha, lambda, train-size, examples, port, unseen, or all.")
     ],
@@ -165,7 +152,7 @@ def reproduce(
     from hashlens.results.paper import reproduce as run_targets
 
     require_own(out, ["comparisons"], "reproduction")
-    with alone_in(out), interruptible() as stop:
+    with alone_in(out), options.interruptible() as stop:
         result = run_targets(
             target,
             scale,
@@ -174,11 +161,11 @@ def reproduce(
             bits=None if bits is None else numbers(bits, "--bits"),
             seeds=seeds,
             epochs=epochs,
-            settings=_settings(backbone, weights, image_size, frozen_blocks),
+            settings=_settings(context),
             nuswide=nuswide,
             mirflickr=mirflickr,
             from_file=from_file,
-            command=command_line(),
+            command=options.command_line(),
             progress=Progress(quiet),
             stop=stop,
         )
@@ -186,8 +173,7 @@ def reproduce(
     show(result, as_json, *sentences, f"page     {out / 'REPRODUCTION.md'}", f"tables   {out / 'tables'}")
 
 
-def _settings(
-    backbone: str | None, weights: Path | None, image_size: int | None, frozen_blocks: int | None
-) -> dict[str, Any]:
-    settings = {"backbone": backbone, "weights": full_path(weights), "image_size": image_size}
-    return given(settings | {"frozen_blocks": frozen_blocks})
+def _settings(context: typer.Context) -> dict[str, Any]:
+    """Those of methods that train a network."""
+    named = {name: context.params[name] for name in ("backbone", "image_size", "frozen_blocks")}
+    return given(named | {"weights": options.full_path(context.params["weights"])})

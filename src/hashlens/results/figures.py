@@ -99,22 +99,13 @@ def _epoch_axis(axes: Axes) -> None:
 
 
 def svg_line(
-    name: str,
-    x: Sequence[float],
-    y: Sequence[float],
-    *,
-    x_label: str,
-    y_label: str,
-    text: str,
-    unit_square: bool = False,
-    log_x: bool = False,
-    epochs: bool = False,
+    name: str, x: Sequence[float], y: Sequence[float], x_label: str, y_label: str, text: str, scale: str = ""
 ) -> str:
     """One line as an `<svg>` element for HTML, the same bytes for the same numbers.
 
     `name` is unique in the page and starts every id, so that plots in one page do not share ids. `text` is for screen
     readers. Ink takes the colour of the text around it and the line takes `--accent`, so the plot follows light and
-    dark pages. `unit_square` shows both axes from 0 to 1, `log_x` has a logarithmic x axis, `epochs` marks integers.
+    dark pages. The `scale` "unit" shows both axes from 0 to 1, "log" has a logarithmic x axis, "epochs" marks integers.
     """
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 
@@ -122,14 +113,14 @@ def svg_line(
     axes = figure.add_subplot()
     decorate(axes, "", x_label, y_label, PAGE_INK)
     _line(axes, x, y, PAGE_ACCENT)
-    if unit_square:
+    if scale == "unit":
         axes.set(xlim=(0, 1), ylim=(0, 1.02))
-    if log_x and 0 < min(x) < max(x):
+    if scale == "log" and 0 < min(x) < max(x):
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
         axes.xaxis.set_minor_locator(NullLocator())
-    if epochs:
+    if scale == "epochs":
         _epoch_axis(axes)
     return svg_element(figure, name, text)
 

@@ -131,23 +131,23 @@ def _result_plots(scores: Mapping[str, Any]) -> Iterator[Drawing]:
     if curves := scores.get("pr_curve"):
         # in the order of growing radius: several radii may have the same recall
         points = list(zip(curves["recall"], curves["precision"], strict=True))
-        yield _plot("pr-curve", "Precision and recall", "recall", "precision", points, unit_square=True)
+        yield _plot("pr-curve", "Precision and recall", "recall", "precision", points, "unit")
     at = [(int(key.rpartition("_")[2]), scores[key]) for key, m, *_ in titled(scores) if m.key == "precision_at"]
     if at:
-        yield _plot("precision-at", "Precision among the N nearest images", "N", "precision", sorted(at), log_x=True)
+        yield _plot("precision-at", "Precision among the N nearest images", "N", "precision", sorted(at), "log")
 
 
 def _training_plots(history: Sequence[Mapping[str, Any]]) -> Iterator[Drawing]:
     for column, title in CURVES.items():
         points = list(zip(*curve(history, column), strict=True))
         if points:
-            yield _plot(f"training-{column}", title, "epoch", title.lower(), points, epochs=True)
+            yield _plot(f"training-{column}", title, "epoch", title.lower(), points, "epochs")
 
 
-def _plot(name: str, title: str, x_name: str, y_name: str, points: Points, **how: bool) -> Drawing:
+def _plot(name: str, title: str, x_name: str, y_name: str, points: Points, scale: str) -> Drawing:
     text = f"{title}: {_ends(y_name, x_name, points)}"
     x, y = zip(*points, strict=True)
-    svg = svg_line(name, x, y, x_label=x_name, y_label=y_name, text=text, **how)
+    svg = svg_line(name, x, y, x_name, y_name, text, scale)
     last = max(1, len(points) - 1)
     thin = points if len(points) <= MAX_ROWS else [points[round(i * last / (MAX_ROWS - 1))] for i in range(MAX_ROWS)]
     return Drawing(title, svg, [x_name, y_name], [[f"{x:.4g}", f"{y:.4g}"] for x, y in thin])

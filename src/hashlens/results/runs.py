@@ -35,7 +35,7 @@ from hashlens.results.tables import length_name, split_text
 
 if TYPE_CHECKING:
     from hashlens.codes import Codes
-    from hashlens.data import Columns, Source
+    from hashlens.data import Source
     from hashlens.data.labels import Labels
     from hashlens.data.protocols import Protocol
     from hashlens.hashers.base import Hasher
@@ -95,12 +95,13 @@ def run(
     seconds["total"] = time.monotonic() - started
 
     history = getattr(hasher, "history_", [])
+    learned_on = getattr(hasher, "backbone_", "") or getattr(hasher, "features", "")
     result = {
         "method": hasher.name,
         "n_bits": hasher.n_bits,
         "source": source.name,
         "map": scores.get("map"),
-        "paper": published(protocol.name, hasher.name, hasher.n_bits, learned_on(hasher), len(protocol.database)),
+        "paper": published(protocol.name, hasher.name, hasher.n_bits, learned_on, len(protocol.database)),
         "metrics": scores,
         "protocol": protocol_facts(protocol),
         "backbone": getattr(hasher, "backbone_", None),
@@ -163,11 +164,6 @@ def learning_rows(hasher: Hasher, protocol: Protocol) -> np.ndarray:
     return protocol.train if hasher.supervised else protocol.database
 
 
-def learned_on(hasher: Hasher) -> str:
-    """The backbone of a network that was trained, or the name of the fixed features."""
-    return getattr(hasher, "backbone_", "") or getattr(hasher, "features", "")
-
-
 def protocol_facts(protocol: Protocol) -> dict[str, Any]:
     return {
         "name": protocol.name,
@@ -203,13 +199,6 @@ def load_config(out: Path) -> dict[str, Any]:
     except (OSError, ValueError, AttributeError):
         pass
     raise DataError(f"{out} is not a run folder (its config.json is missing, damaged or of something else)")
-
-
-def columns_of(config: dict[str, Any]) -> Columns | None:
-    """The columns that were named for a table."""
-    from hashlens.data import Columns
-
-    return Columns(**config["columns"]) if "columns" in config else None
 
 
 def load_result(out: Path) -> dict[str, Any]:

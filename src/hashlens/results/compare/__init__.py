@@ -38,7 +38,7 @@ from hashlens.errors import HashlensError, Stopped, StorageError, UsageError
 from hashlens.features.extractor import image_features, is_features
 from hashlens.files import require_room, storage_errors, write_csv, write_json, write_text
 from hashlens.machine import machine, versions
-from hashlens.progress import Progress, duration
+from hashlens.progress import Progress, counted, duration
 from hashlens.results.compare.cells import (
     GIVEN,
     NUSWIDE,
@@ -123,7 +123,7 @@ def compare(
 
     missing = [cell for cell in hashers if cell not in finished]
     where = f" → {folder}/" if folder else ""
-    progress.say(f"{len(hashers):,} cells, {len(finished):,} already finished{where}")
+    progress.say(f"{counted(len(hashers), 'cell')}, {len(finished):,} already finished{where}")
     # counted over all cells, finished or not: a cell must not depend on which are left
     share = share or sum(hasher.takes == "images" for hasher in hashers.values()) > 1
     work = _Work(source, split, folder, share, progress, stop)
@@ -248,7 +248,7 @@ class _Work:
         """A kind that fails is not tried again."""
         if kind != self.kind:
             self.kind, self.array, self.error = kind, None, None
-            self.progress.say(f"{kind} features of {len(self.source.images):,} images")
+            self.progress.say(f"{kind} features of {counted(len(self.source.images), 'image')}")
             try:
                 self.array = self._features(kind)
             except HashlensError as error:

@@ -20,10 +20,9 @@ from typing import Any
 from hashlens.errors import UsageError
 from hashlens.hashers.methods import hasher_class
 from hashlens.progress import Progress
-from hashlens.results.paper.data import Data
+from hashlens.results.paper.data import Data, choose_scale
 from hashlens.results.paper.page import Section, load_section, save_section, write_pages
 from hashlens.results.paper.parts import Plan
-from hashlens.results.paper.scales import choose_scale
 from hashlens.results.paper.targets import TARGETS, run_target
 
 ALL = "all"

@@ -16,8 +16,7 @@ from hashlens.hashers.methods import METHODS
 from hashlens.progress import Progress
 from hashlens.results.compare import Cell, Comparison, Variant, compare
 from hashlens.results.compare.comparison import summarise
-from hashlens.results.paper.data import Data
-from hashlens.results.paper.scales import Scale
+from hashlens.results.paper.data import Data, Scale
 from hashlens.results.published import printed_numbers, published
 
 GIST, NUSWIDE_FEATURES = "gist", "nuswide-1134"
