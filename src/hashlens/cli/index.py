@@ -77,10 +77,11 @@ def _add(index: IndexFolder, codes: list[Path], again: bool, progress: Progress,
             added += len(index.add(codes_of, items, only_new=True, again=again))
             advance(shard.n)
     known = sum(shard.n for shard in shards) - added
+    others = f", {known:,} were already there or removed" if known else ""
     show(
         {"added": added, "n": len(index), "n_bits": index.n_bits, "index": str(index.path)},
         as_json,
-        f"{counted(added, 'code')} added to {index.path}" + (f", {known:,} already there or removed" if known else ""),
+        f"{counted(added, 'code')} added to {index.path}{others}",
         f"{counted(len(index), 'image')} of {counted(index.n_bits, 'bit')}",
         f"next     hashlens search {quoted(index.path)} image.jpg",
     )

@@ -194,7 +194,7 @@ def precision_recall_figure(result: Mapping[str, Any], ink: str = INK) -> Figure
     return figure
 
 
-def ablation_figure(title: str, x_label: str, lines: Mapping[str, Line], log_x: bool, *paths: Path) -> None:
+def ablation_figure(title: str, x_label: str, lines: Mapping[str, Line], *paths: Path) -> None:
     """Write a figure of MAP against the value that was changed, one line per length."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -203,9 +203,10 @@ def ablation_figure(title: str, x_label: str, lines: Mapping[str, Line], log_x: 
     decorate(axes, title, x_label, "MAP", INK)
     for place, (label, points) in enumerate(lines.items()):
         _plot(axes, points, series_style(place, label))
-    if log_x:
+    values = sorted({x for points in lines.values() for x, _, _ in points})
+    if values[0] > 0:
         axes.set_xscale("log")
-    axes.set_xticks(sorted({x for points in lines.values() for x, _, _ in points}))
+    axes.set_xticks(values)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
     _not_too_near(axes)

@@ -9,7 +9,9 @@ import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from PIL.Image import Image
 
 from hashlens.files import write_text
 from hashlens.progress import duration
@@ -18,9 +20,6 @@ from hashlens.results.metrics import titled
 from hashlens.results.published import NOT_COMPARABLE
 from hashlens.results.retrieval import Neighbours
 from hashlens.results.tables import signed
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 TRIPLETS = "Share of held-out triplets whose positive is nearer than the negative; a tie counts half."
 SETTINGS = {"method": "Method", "n_bits": "Bits", "source": "Data", "backbone": "Backbone", "image_size": "Image size"}

@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import ImageOps
+from PIL.Image import Image, Resampling
 
+from hashlens.codes import Codes
+from hashlens.codes.hamming import distances
+from hashlens.data import Source
+from hashlens.data.labels import relevant
+from hashlens.data.protocols import Protocol
 from hashlens.results.figures import GREY, INK, save_figure
 from hashlens.results.tables import length_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from PIL.Image import Image
-
-    from hashlens.codes import Codes
-    from hashlens.data import Source
-    from hashlens.data.protocols import Protocol
 
 GREEN, RED = "#1a7f37", "#cf222e"
 EXAMPLES, NEAREST = 10, 10  # rows and columns of the figure
@@ -46,9 +48,6 @@ def nearest(query: Codes, database: Codes, source: Source, protocol: Protocol) -
 
     Without queries, a few images of the database are looked up, and what is found is not called right or wrong.
     """
-    from hashlens.codes.hamming import distances
-    from hashlens.data.labels import relevant
-
     labelled = len(query) > 0
     asked = protocol.query if labelled else protocol.database
     query = query if labelled else database
@@ -136,12 +135,9 @@ def retrieval_figure(rows: list[Neighbours], *paths: Path, title: str) -> None:
 
 
 def _image(axes: Axes, image: Image, left: float, top: float) -> None:
-    from PIL import Image as images
-    from PIL import ImageOps
-
     dots = CELL * DPI_OF_IMAGES // 100
     # Lanczos makes 32x32 pixels a soft photograph; nearest neighbour a mosaic that is harder to recognise.
-    square = ImageOps.pad(image.convert("RGB"), (dots, dots), images.Resampling.LANCZOS, color="white")
+    square = ImageOps.pad(image.convert("RGB"), (dots, dots), Resampling.LANCZOS, color="white")
     place = (left, left + CELL, top + CELL, top)
     axes.imshow(np.asarray(square), extent=place, aspect="auto", interpolation="nearest")
 

@@ -22,6 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hashlens.codes import Codes
+from hashlens.codes.folder import CodesFolder, write_codes
+from hashlens.codes.model import ModelFolder
+from hashlens.data import Source
+from hashlens.data.labels import Labels
+from hashlens.data.protocols import Protocol
+from hashlens.data.triplets import clean_triplets, read_triplets, split_triplets, triplets_right
 from hashlens.errors import DataError, UsageError
 from hashlens.files import quoted, require_room, storage_errors, write_csv, write_json
 from hashlens.machine import machine, versions
@@ -34,10 +41,6 @@ from hashlens.results.retrieval import Neighbours, nearest, retrieval_figure
 from hashlens.results.tables import length_name, split_text
 
 if TYPE_CHECKING:
-    from hashlens.codes import Codes
-    from hashlens.data import Source
-    from hashlens.data.labels import Labels
-    from hashlens.data.protocols import Protocol
     from hashlens.hashers.base import Hasher
 
 
@@ -86,8 +89,6 @@ def run(
         labels = source.labels[protocol.query], source.labels[protocol.database]
         scores = evaluate_codes(query, database, *labels, topk=protocol.topk)
     if triplets is not None:
-        from hashlens.data.triplets import triplets_right
-
         named, places = np.unique(triplets[1], return_inverse=True)
         codes = hasher.encode(source.images[named])
         scores["triplets_right"] = triplets_right(*(codes[role] for role in places.reshape(-1, 3).T))
@@ -126,8 +127,6 @@ def read_triplets_of(
     path: Path, source: Source, protocol: Protocol, say: Callable[[str], object]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Triplets to train on, as places among the training rows, and those held out."""
-    from hashlens.data.triplets import clean_triplets, read_triplets, split_triplets
-
     # duplicates and meaningless ones go first, so that none is both trained on and held out
     given, notes = clean_triplets(read_triplets(path, source.images), len(source.images))
     for note in notes:
@@ -137,9 +136,6 @@ def read_triplets_of(
 
 def save_codes(out: Path, query: Codes, database: Codes, source: Source, protocol: Protocol) -> None:
     """Codes folders of the queries and of the database, with paths and labels, for the model in `out`."""
-    from hashlens.codes.folder import write_codes
-    from hashlens.codes.model import ModelFolder
-
     table = source.table.select([name for name in source.table.column_names if name != "split"])
     model = ModelFolder.resolve(out).describe()
     for role, codes, rows in (("query", query, protocol.query), ("database", database, protocol.database)):
@@ -148,9 +144,6 @@ def save_codes(out: Path, query: Codes, database: Codes, source: Source, protoco
 
 def load_codes(run: Path) -> tuple[Codes, Codes, Labels, Labels]:
     """Codes and labels of the queries and of the database."""
-    from hashlens.codes.folder import CodesFolder
-    from hashlens.data.labels import Labels
-
     (query, asked), (database, searched) = (
         CodesFolder.open(run / "codes" / role).concatenated() for role in ("query", "database")
     )
@@ -212,8 +205,6 @@ def load_result(out: Path) -> dict[str, Any]:
 
 def evaluate_run(run: Path, topk: int | None = None, **numbers: Sequence[int]) -> dict[str, Any]:
     """Score the saved codes of a run again, under every definition of MAP; `numbers` as in `evaluate_codes`."""
-    from hashlens.data.protocols import Protocol
-
     load_config(run)
     if load_result(run)["map"] is None:
         raise UsageError(f"the images of {run} have no labels, so it has no MAP; see triplets_right in result.json")

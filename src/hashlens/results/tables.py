@@ -10,8 +10,10 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
+from pathlib import Path
 from typing import Any
 
+from hashlens.files import write_csv, write_text
 from hashlens.hashers.methods import METHODS
 from hashlens.progress import counted
 from hashlens.results.metrics import columns_of_metrics
@@ -179,6 +181,13 @@ def as_text(result: Mapping[str, Any]) -> str:
     for features, rows in groups.items():
         lines += [features, *(line(row) for row in rows), ""]
     return "\n".join([*lines, "* best of its length", *table.notes])
+
+
+def write_tables(stem: Path, table: Table, title: str, result: Mapping[str, Any]) -> None:
+    """STEM.md and .tex with the table, STEM.csv with everything that was measured."""
+    write_text(stem.with_name(f"{stem.name}.md"), table_markdown(table, title))
+    write_text(stem.with_name(f"{stem.name}.tex"), table_latex(table, title))
+    write_csv(stem.with_name(f"{stem.name}.csv"), *csv_table(result))
 
 
 def table_markdown(table: Table, title: str) -> str:

@@ -10,26 +10,27 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
 
 from hashlens.codes import Codes
+from hashlens.data import Source
+from hashlens.data.protocols import Protocol
 from hashlens.errors import MismatchError, UsageError
 from hashlens.features.extractor import DEEP, GIST, Extractor, backbone_of, feature_size, is_features
 from hashlens.features.networks import NETWORKS, OWN, build_blocks
+from hashlens.features.nuswide import NUSWIDE
 from hashlens.files import replacing, sha256, write_json
 from hashlens.hashers.base import Hasher
 from hashlens.hashers.methods import hasher_class
 from hashlens.progress import Progress
 from hashlens.settings import apply, changed, describe, to_json
 
-if TYPE_CHECKING:
-    from hashlens.data import Source
-
-NUSWIDE = "nuswide-1134"  # features that are read from the data set's own files, not computed from images
 GIVEN = "given"  # features that are an array
 NAME_BYTES = 150  # of a file name, which may have 255 with what is added while it is written
 
@@ -162,17 +163,22 @@ def _require_features(kind: str) -> None:
         ) from error
 
 
-def identity_of(cell: Cell, hasher: Hasher, shared: dict[str, Any]) -> dict[str, Any]:
-    """What a cell's numbers depend on."""
-    asked = {"method": cell.method, "features": cell.features, "n_bits": cell.n_bits, "seed": cell.seed}
-    params = json.loads(json.dumps(to_json(hasher)))  # as it will be read again
-    facts = asked | shared | {"params": params}
-    weights = getattr(hasher, "weights", None)
-    if weights is not None and Path(weights).is_file():
-        facts["weights_sha256"] = sha256(Path(weights))
-    if cell.features.startswith(OWN):
-        facts["backbone_hash"] = _hash_of(hasher)
-    return facts
+def identify(hashers: Mapping[Cell, Hasher], source: Source, split: Protocol) -> dict[Cell, dict[str, Any]]:
+    """What the numbers of each cell depend on."""
+    images: Any = source.images
+    digest = hashlib.sha256(images.tobytes() if is_features(images) else images.fingerprint().encode())
+    digest.update(np.ascontiguousarray(source.labels.values).tobytes())  # the split knows rows only
+    shared = {"source": source.name, "split_hash": split.fingerprint(), "data_hash": digest.hexdigest()}
+    found = {}
+    for cell, hasher in hashers.items():
+        params = json.loads(json.dumps(to_json(hasher)))  # as it will be read again
+        found[cell] = asdict(cell) | shared | {"params": params}
+        weights = getattr(hasher, "weights", None)
+        if weights is not None and Path(weights).is_file():
+            found[cell]["weights_sha256"] = sha256(Path(weights))
+        if cell.features.startswith(OWN):
+            found[cell]["backbone_hash"] = _hash_of(hasher)
+    return found
 
 
 def _hash_of(hasher: Any) -> str:
@@ -183,21 +189,8 @@ def _hash_of(hasher: Any) -> str:
         return ""
 
 
-def data_hash(source: Source) -> str:
-    """Of images and labels: the split knows rows only."""
-    images: Any = source.images
-    digest = hashlib.sha256(images.tobytes() if is_features(images) else images.fingerprint().encode())
-    digest.update(np.ascontiguousarray(source.labels.values).tobytes())
-    return digest.hexdigest()
-
-
-def save_cell(
-    out: Path, cell: Cell, saved: dict[str, Any], query: Codes, database: Codes, average_precision: np.ndarray
-) -> None:
+def save_cell(out: Path, cell: Cell, saved: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """cells/NAME.safetensors with the codes and each query's average precision, then cells/NAME.json."""
-    from safetensors.numpy import save_file
-
-    arrays = {"query": query.packed, "database": database.packed, "average_precision": average_precision}
     with replacing(cell_path(out, cell, "safetensors")) as temporary:
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary)
     write_json(cell_path(out, cell), saved)
@@ -209,8 +202,6 @@ def cell_path(out: Path, cell: Cell, suffix: str = "json") -> Path:
 
 def cell_codes(out: Path, cell: Cell) -> tuple[Codes, Codes]:
     """Codes of the queries and of the database that a finished cell left in `out`."""
-    from safetensors.numpy import load_file
-
     arrays = load_file(cell_path(out, cell, "safetensors"))
     return Codes(arrays["query"], cell.n_bits), Codes(arrays["database"], cell.n_bits)
 
@@ -219,8 +210,6 @@ def load_cell(
     out: Path, cell: Cell, identity: dict[str, Any], topk: int | None, progress: Progress
 ) -> tuple[dict[str, Any], np.ndarray] | None:
     """The finished cell and its average precisions; None if there is none or a file is damaged."""
-    from safetensors import SafetensorError, safe_open
-
     from hashlens.results.compare.comparison import summarise_seeds
 
     path = cell_path(out, cell)

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hashlens.data.protocols import Protocol
 from hashlens.errors import UsageError
 from hashlens.machine import machine, versions
 from hashlens.results import tables
+from hashlens.results.compare.cells import Cell, Variant
+from hashlens.results.figures import plot_map
 from hashlens.results.metrics import columns_of_metrics
 from hashlens.results.published import published
 from hashlens.results.runs import protocol_facts
@@ -20,9 +23,6 @@ from hashlens.results.significance import PairedTest, paired_test
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from hashlens.data.protocols import Protocol
-    from hashlens.results.compare.cells import Cell, Variant
 
 
 class Comparison:
@@ -42,8 +42,6 @@ class Comparison:
 
     def plot(self, axes: Axes | None = None) -> Axes:
         """MAP against the number of bits, a line per method and kind of features; gives the matplotlib axes."""
-        from hashlens.results.figures import plot_map
-
         return plot_map(self.result, axes)
 
     def to_frame(self) -> Any:

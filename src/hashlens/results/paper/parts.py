@@ -12,6 +12,8 @@ import numpy as np
 from hashlens.data import Source, make_protocol
 from hashlens.data.protocols import Protocol, with_training_size
 from hashlens.errors import UsageError
+from hashlens.features.extractor import GIST
+from hashlens.features.nuswide import NUSWIDE
 from hashlens.hashers.methods import METHODS
 from hashlens.progress import Progress
 from hashlens.results.compare import Cell, Comparison, Variant, compare
@@ -19,7 +21,6 @@ from hashlens.results.compare.comparison import summarise
 from hashlens.results.paper.data import Data, Scale
 from hashlens.results.published import printed_numbers, published
 
-GIST, NUSWIDE_FEATURES = "gist", "nuswide-1134"
 UNSEEN = ("dtsh", "dpsh", "dlbhc", "classifier", "ccaitq", "sdh", "itq", "lsh")
 # the released code, each difference of the port by itself, and all; 5 has no meaning without 4
 PORT: dict[str, tuple[int, ...]] = {
@@ -76,40 +77,35 @@ class Plan:
 
     def table1(self) -> list[Part]:
         """Networks, and methods on hand-crafted features."""
-        networks = _distinct(*_methods("cifar10-1", "images"), *_all("images"))
-        methods = self._asked([*networks, *_methods("cifar10-1", "features")])
+        networks = [*_methods("images", "cifar10-1"), *_methods("images")]
+        methods = self._asked([*networks, *_methods("features", "cifar10-1")])
         return [
             self._setting1(methods, self.scale.bits, (GIST,), "cifar10-1"),
-            *self._multi_label(methods, (NUSWIDE_FEATURES,), (GIST,)),
+            *self._multi_label(methods, (NUSWIDE,), (GIST,)),
         ]
 
     def table2(self) -> list[Part]:
         """DTSH, and methods on the features of a network that is not trained for them."""
-        others = _all("features") if self.scale.every_method else []
-        methods = self._asked(_distinct("dtsh", *_methods("cifar10-1", "features"), *others))
+        others = _methods("features") if self.scale.every_method else []
+        methods = self._asked(["dtsh", *_methods("features", "cifar10-1"), *others])
         features = (self.scale.network,)
         first = self._setting1(methods, self.scale.bits, features, "cifar10-1")
         return [first, *self._multi_label(methods, features, features)]
 
     def table3(self) -> list[Part]:
         """Networks trained on the whole database."""
-        data, methods, bits = self.data, self._asked(_methods("cifar10-2", "images")), self.scale.bits_table3
+        data, methods, bits = self.data, self._asked(_methods("images", "cifar10-2")), self.scale.bits_table3
         return [
             self._part("setting 2", "2", data.setting2, methods, bits, paper="cifar10-2"),
             self._nuswide("nuswide-2", "NUS-WIDE, setting 2", methods, bits),
         ]
 
     def alpha(self) -> list[Part]:
-        return [self._setting1(list(self.alphas().values()), (self.scale.alpha_bits,))]
-
-    def alphas(self) -> dict[float, Variant]:
-        return _changed("alpha", self.scale.alphas, self.scale.alpha_bits / 2)
+        variants = _changed("alpha", self.scale.alphas, self.scale.alpha_bits / 2)
+        return [self._setting1(variants, (self.scale.alpha_bits,))]
 
     def lambda_(self) -> list[Part]:
-        return [self._setting1(list(self.lambdas().values()), self.scale.lambda_bits)]
-
-    def lambdas(self) -> dict[float, Variant]:
-        return _changed("lambda_", self.scale.lambdas, 100)
+        return [self._setting1(_changed("lambda_", self.scale.lambdas, 100), self.scale.lambda_bits)]
 
     def sizes(self) -> list[Part]:
         usual, split = self._setting1(["dtsh"], (self.scale.size_bits,)), self.data.setting1
@@ -160,7 +156,7 @@ class Plan:
             split = make_protocol(source, protocol)
             return Part(title, protocol, source, split, methods, bits, features, protocol)
         methods = [method for method in methods if method in printed_numbers()[protocol]]
-        kinds = tuple(kind if kind == NUSWIDE_FEATURES else "cnn-f" for kind in features)
+        kinds = tuple(kind if kind == NUSWIDE else "cnn-f" for kind in features)
         return Part(title, protocol, source, None, methods, bits, kinds, protocol)
 
     def _multi_label(self, methods: Sequence[str], features: tuple[str, ...], stand_in: tuple[str, ...]) -> list[Part]:
@@ -174,6 +170,8 @@ class Plan:
         return parts
 
     def _asked(self, methods: Sequence[str]) -> list[str]:
+        """Those of a target that were asked for, each once."""
+        methods = list(dict.fromkeys(methods))
         others = [method for method in self.only if method not in methods]
         if others and (self.strict or len(others) == len(self.only)):
             raise UsageError(f"this target has no {', '.join(others)}; it has {', '.join(methods)}")
@@ -213,27 +211,17 @@ class Plan:
         return {**(self.settings or {}), **({"epochs": self.scale.epochs} if self.scale.epochs else {})}
 
 
-def _methods(protocol: str, takes: str) -> list[str]:
-    """Those with printed numbers, in the order of the paper's tables."""
-    return [method for method in printed_numbers()[protocol] if METHODS[method].takes == takes]
+def _methods(takes: str, protocol: str = "") -> list[str]:
+    """All methods, or those with printed numbers, in the order of the paper's tables."""
+    names = printed_numbers()[protocol] if protocol else METHODS
+    return [name for name in names if METHODS[name].takes == takes]
 
 
-def _all(takes: str) -> list[str]:
-    return [name for name, method in METHODS.items() if method.takes == takes]
-
-
-def _distinct(*names: str) -> list[str]:
-    return list(dict.fromkeys(names))
-
-
-def _changed(setting: str, values: Sequence[float], usual: float) -> dict[float, Variant]:
-    """DTSH with another value of a setting; with the usual one it is plain DTSH, as in the tables."""
-    return {
-        x: Variant.of("dtsh")
-        if x == usual
-        else Variant(f"dtsh-{setting.rstrip('_')}-{x:g}", "dtsh", {setting: float(x)})
-        for x in values
-    }
+def _changed(setting: str, values: Sequence[float], usual: float) -> list[Variant]:
+    """DTSH with each value of a setting; with the usual one it is plain DTSH, as in the tables."""
+    name = f"dtsh-{setting.rstrip('_')}"
+    others = [Variant(f"{name}-{value:g}", "dtsh", {setting: float(value)}) for value in values]
+    return [Variant.of("dtsh") if value == usual else other for value, other in zip(values, others, strict=True)]
 
 
 def not_run(part: Part) -> Comparison:

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hashlens.files import write_csv, write_text
 from hashlens.results.compare import Cell, Comparison, cell_codes
 from hashlens.results.figures import ablation_figure, in_words
 from hashlens.results.paper.outcomes import Outcome, falls_at_ends, leads, more_is_better, reaches
 from hashlens.results.paper.page import Section
 from hashlens.results.paper.parts import PORT, Part, Plan, merge
 from hashlens.results.retrieval import nearest, retrieval_figure
-from hashlens.results.tables import csv_table, length_name, map_table, row_label, signed, table_latex, table_markdown
+from hashlens.results.tables import length_name, map_table, row_label, signed, table_markdown, write_tables
 
 Done = Sequence[tuple[Part, Comparison]]
 
@@ -57,16 +56,14 @@ def show_tables(section: Section, plan: Plan, done: Done) -> None:
 def show_alpha(section: Section, plan: Plan, done: Done) -> None:
     n = plan.scale.alpha_bits
     section.title += f", {length_name(n)}"
-    names = {x: variant.name for x, variant in plan.alphas().items()}
     claim = f"a larger margin alpha is better after the same number of epochs ({n} bits)"
-    for points in _ablation(section, plan, done[0][1], names, "alpha, bits").values():
+    for points in _ablation(section, plan, done[0][1], plan.scale.alphas, "alpha {:g}", "alpha, bits").values():
         section.outcomes.append(more_is_better(claim, points))
 
 
 def show_lambda(section: Section, plan: Plan, done: Done) -> None:
     ends = f"{min(plan.scale.lambdas):g} and {max(plan.scale.lambdas):g}"
-    names = {x: variant.name for x, variant in plan.lambdas().items()}
-    for line, points in _ablation(section, plan, done[0][1], names, "lambda", log_x=True).items():
+    for line, points in _ablation(section, plan, done[0][1], plan.scale.lambdas, "lambda {:g}", "lambda").items():
         claim = f"MAP is lower at lambda {ends} than at 100 ({line})"
         section.outcomes.append(falls_at_ends(claim, points, 100))
 
@@ -74,9 +71,9 @@ def show_lambda(section: Section, plan: Plan, done: Done) -> None:
 def show_sizes(section: Section, plan: Plan, done: Done) -> None:
     n = plan.scale.size_bits
     section.title += f", {length_name(n)}"
-    names: dict[float, str] = {size: f"{size:,} training images" for size in plan.scale.sizes}
-    merged = merge({name: found for name, (_, found) in zip(names.values(), done, strict=True)})
-    for points in _ablation(section, plan, merged, names, "training images", log_x=True, labels={}).values():
+    label, sizes = "{:,} training images", plan.scale.sizes
+    merged = merge({label.format(size): found for size, (_, found) in zip(sizes, done, strict=True)})
+    for points in _ablation(section, plan, merged, sizes, label, "training images").values():
         section.outcomes.append(more_is_better(f"more training images are better ({n} bits)", points))
     section.notes += [
         "the same queries and database for all; smaller training sets are part of larger ones",
@@ -175,43 +172,30 @@ TARGETS = {
 
 
 def _ablation(
-    section: Section,
-    plan: Plan,
-    found: Comparison,
-    names: Mapping[float, str],
-    x_label: str,
-    *,
-    log_x: bool = False,
-    labels: Mapping[str, str] | None = None,
+    section: Section, plan: Plan, found: Comparison, values: Sequence[float], label: str, x_label: str
 ) -> dict[str, list[tuple[float, float]]]:
     """A table and a figure of one thing changed at a time; gives by length the values and their MAP."""
     name, lines = section.target, {}
+    methods = found.result["methods"]
     for n in found.result["bits"]:
-        by_x = {float(x): found.row(method)["lengths"][str(n)] for x, method in names.items()}
-        points = [(x, at["map"], at["map_deviation"] or 0.0) for x, at in by_x.items() if at["map"] is not None]
-        lines[length_name(n)] = points
-    labels = {method: f"{name} {x:g}" for x, method in names.items()} if labels is None else labels
+        rows = [found.row(method)["lengths"][str(n)] for method in methods]
+        pairs = zip(map(float, values), rows, strict=True)
+        lines[length_name(n)] = [(x, at["map"], at["map_deviation"] or 0.0) for x, at in pairs if at["map"] is not None]
+    labels = {method: label.format(x) for method, x in zip(methods, values, strict=True)}
     _add_table(section, plan, found, name, section.title, labels)
     if drawn := {line: points for line, points in lines.items() if points}:
-        ablation_figure(section.title, x_label, drawn, log_x, *_figure_files(plan, name))
+        ablation_figure(section.title, x_label, drawn, *_figure_files(plan, name))
         section.figures[name] = in_words(section.title, drawn)
     return {line: [(x, y) for x, y, _ in points] for line, points in lines.items()}
 
 
 def _add_table(
-    section: Section,
-    plan: Plan,
-    found: Comparison,
-    name: str,
-    title: str,
-    labels: Mapping[str, str] | None = None,
+    section: Section, plan: Plan, found: Comparison, name: str, title: str, labels: Mapping[str, str] | None = None
 ) -> None:
     """Also as tables/NAME.md, .tex and .csv."""
-    table, folder = map_table(found.result, labels), plan.out / "tables"
+    table = map_table(found.result, labels)
     section.tables[name] = table_markdown(table, title)
-    write_text(folder / f"{name}.md", section.tables[name])
-    write_text(folder / f"{name}.tex", table_latex(table, title))
-    write_csv(folder / f"{name}.csv", *csv_table(found.result))
+    write_tables(plan.out / "tables" / name, table, title, found.result)
 
 
 def _figure_files(plan: Plan, name: str) -> list[Path]:
