@@ -82,9 +82,7 @@ def train(
         Path | None, Option(help="Learn from this file instead of labels: query, positive, negative per line.")
     ] = None,
     preset: Annotated[str | None, Option(help="published: the authors' released configuration.")] = None,
-    quirk: Annotated[
-        str | None, Option(help="transposed-test-batch: CIFAR-10 with a bug of the authors' code.")
-    ] = None,
+    quirk: Annotated[str | None, Option(help="transposed-test-batch: a bug of the authors' CIFAR-10 code.")] = None,
     columns: COLUMNS = None,
     device: Annotated[str | None, Option(help="auto, cpu or cuda.")] = None,
     from_file: FROM_FILE = None,

@@ -96,13 +96,12 @@ def run(
     seconds["total"] = time.monotonic() - started
 
     history = getattr(hasher, "history_", [])
-    learned_on = getattr(hasher, "backbone_", "") or getattr(hasher, "features", "")
     result = {
         "method": hasher.name,
         "n_bits": hasher.n_bits,
         "source": source.name,
         "map": scores.get("map"),
-        "paper": published(protocol.name, hasher.name, hasher.n_bits, learned_on, len(protocol.database)),
+        "paper": published(protocol.name, hasher.name, hasher.n_bits, learned_on(hasher), len(protocol.database)),
         "metrics": scores,
         "protocol": protocol_facts(protocol),
         "backbone": getattr(hasher, "backbone_", None),
@@ -155,6 +154,11 @@ def load_codes(run: Path) -> tuple[Codes, Codes, Labels, Labels]:
 def learning_rows(hasher: Hasher, protocol: Protocol) -> np.ndarray:
     """The rows that a method is fitted on: supervised ones have only the training rows, because labels are scarce."""
     return protocol.train if hasher.supervised else protocol.database
+
+
+def learned_on(hasher: Hasher) -> str:
+    """The backbone of a network that was trained, or the name of the fixed features."""
+    return getattr(hasher, "backbone_", "") or getattr(hasher, "features", "")
 
 
 def protocol_facts(protocol: Protocol) -> dict[str, Any]:
