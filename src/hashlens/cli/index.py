@@ -16,6 +16,7 @@ from hashlens.index import ENGINES
 from hashlens.progress import Progress, counted
 
 if TYPE_CHECKING:
+    from hashlens.codes.folder import CodesFolder
     from hashlens.index.folder import IndexFolder
 
 app = typer.Typer()
@@ -35,18 +36,16 @@ def build(
     quiet: QUIET = False,
 ) -> None:
     """Build an index from codes. Rerun the same command to resume."""
-    from hashlens.codes.folder import open_together, require_complete
     from hashlens.index.folder import IndexFolder
 
-    folders = open_together(codes)
-    require_complete(folders)
+    folders = _open_codes(codes)
     if (out / "index.json").exists():
         index = _open(out)
         if radius_tables:
             index.set_radius_tables(True)
     else:
         index = IndexFolder.create(out, folders[0].n_bits, folders[0].model, radius_tables=radius_tables)
-    _add(index, codes, False, Progress(quiet), as_json)
+    _add(index, folders, False, Progress(quiet), as_json)
 
 
 @index_app.command()
@@ -58,15 +57,21 @@ def add(
     quiet: QUIET = False,
 ) -> None:
     """Add codes to an index; images that it already has (same path and code) or that were removed are skipped."""
-    _add(_open(index), codes, again, Progress(quiet), as_json)
+    _add(_open(index), _open_codes(codes), again, Progress(quiet), as_json)
 
 
-def _add(index: IndexFolder, codes: list[Path], again: bool, progress: Progress, as_json: bool) -> None:
-    from hashlens.codes.folder import open_together, require_complete, shards_in_order
+def _open_codes(paths: list[Path]) -> list[CodesFolder]:
+    from hashlens.codes.folder import open_together, require_complete
+
+    folders = open_together(paths)
+    require_complete(folders)
+    return folders
+
+
+def _add(index: IndexFolder, folders: list[CodesFolder], again: bool, progress: Progress, as_json: bool) -> None:
+    from hashlens.codes.folder import shards_in_order
     from hashlens.codes.model import ModelFolder
 
-    folders = open_together(codes)
-    require_complete(folders)
     ModelFolder.require_same(index.model, folders[0].model, index.path)
     added = 0
     shards = shards_in_order(folders)

@@ -61,13 +61,8 @@ def compare(
     out: Annotated[Path | None, Option(help="Folder to write to.", show_default="comparisons/SOURCE")] = None,
     protocol: PROTOCOL = None,
     seed: Annotated[int, Option(min=0, help="Seed of the split.")] = 0,
-    against: Annotated[
-        str | None,
-        Option(help='Method that paired tests compare with, such as "ITQ on gist".', show_default="the best"),
-    ] = None,
-    keep: Annotated[
-        bool, Option("--keep", help="Keep the best model in OUT/model: hashlens encode photos --model OUT")
-    ] = False,
+    against: Annotated[str | None, Option(help="Method to test the others against.", show_default="the best")] = None,
+    keep: Annotated[bool, Option("--keep", help="Keep the best model: hashlens encode photos --model OUT")] = False,
     backbone: BACKBONE = None,
     weights: WEIGHTS = None,
     image_size: IMAGE_SIZE = None,
@@ -83,9 +78,9 @@ def compare(
     quiet: QUIET = False,
 ) -> None:
     """Compare methods by MAP, beside printed numbers: tables, plots and a report. Rerun the same command to resume."""
-    import hashlens
+    from hashlens.features.nuswide import NUSWIDE
     from hashlens.hashers.methods import hasher_class
-    from hashlens.results.compare import Variant
+    from hashlens.results.compare import GIVEN, Variant
     from hashlens.results.compare import compare as compare_methods
     from hashlens.settings import parse_for
 
@@ -112,15 +107,14 @@ def compare(
             progress=progress,
             stop=stop,
         )
-    lines = [str(comparison)]
-    if comparison.result["n_finished"]:
+    lines, result = [str(comparison)], comparison.result
+    if result["n_finished"]:
         lines += [f"report   {out / 'report.html'}", f"tables   {out}/table.csv, table.md, table.tex"]
-    if comparison.result["n_finished"] and keep:
-        lines.append(f"model    {out / 'model'}")
-        if hashlens.load(out / "model").extractor() is not None:  # else it encodes features, which no command takes
+        lines += [f"model    {out / 'model'}"] if keep else []
+        if keep and not {GIVEN, NUSWIDE} & set(result["features"]):  # no command computes those for other images
             lines.append(f"next     hashlens encode path/to/images --model {quoted(out)} --out codes")
-    show(comparison.result, as_json, *lines)
-    if not comparison.result["n_finished"]:
+    show(result, as_json, *lines)
+    if not result["n_finished"]:
         raise typer.Exit(1)
 
 
@@ -130,9 +124,7 @@ def reproduce(
     target: Annotated[
         str, Argument(help="table1, table2, table3, alpha, lambda, train-size, examples, port, unseen, or all.")
     ],
-    scale: Annotated[
-        str, Option(help="smoke: minutes, on digits, to see that it works; small: hours; full: days.")
-    ] = "small",
+    scale: Annotated[str, Option(help="smoke: minutes, a test on digits; small: hours; full: days.")] = "small",
     out: Annotated[Path, Option(help="Folder for tables, figures and pages.")] = Path("repro"),
     methods: Annotated[str | None, Option(help="Only these methods of the tables, comma-separated.")] = None,
     bits: Annotated[str | None, Option(help="Other code lengths for the tables, comma-separated.")] = None,

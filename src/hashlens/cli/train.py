@@ -78,9 +78,7 @@ def train(
     chosen: Annotated[
         list[str] | None, Option("--set", metavar="NAME=VALUE", help="Any other setting; see: hashlens methods NAME")
     ] = None,
-    triplets: Annotated[
-        Path | None, Option(help="Learn from this file instead of labels: query, positive, negative per line.")
-    ] = None,
+    triplets: Annotated[Path | None, Option(help="Learn from lines of query,positive,negative, not labels.")] = None,
     preset: Annotated[str | None, Option(help="published: the authors' released configuration.")] = None,
     quirk: Annotated[str | None, Option(help="transposed-test-batch: a bug of the authors' CIFAR-10 code.")] = None,
     columns: COLUMNS = None,

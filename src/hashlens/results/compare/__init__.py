@@ -50,7 +50,7 @@ from hashlens.results.compare.comparison import Comparison, find_row, rows_of, s
 from hashlens.results.metrics import evaluate_with_ranking
 from hashlens.results.runs import learning_rows, save_codes
 
-__all__ = ["Cell", "Comparison", "Variant", "cell_codes", "compare"]
+__all__ = ["GIVEN", "Cell", "Comparison", "Variant", "cell_codes", "compare"]
 
 
 def compare(
