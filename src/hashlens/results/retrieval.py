@@ -49,26 +49,28 @@ def nearest(query: Codes, database: Codes, source: Source, protocol: Protocol) -
     Without queries, a few images of the database are looked up, and what is found is not called right or wrong.
     """
     labelled = len(query) > 0
-    asked = protocol.query if labelled else protocol.database
-    query = query if labelled else database
-    labels = source.labels[asked] if labelled else None
-    kinds = [""] * len(asked) if labels is None else [labels.describe(row) for row in range(len(labels))]
-    rows = sorted({kind: row for row, kind in reversed(list(enumerate(kinds)))}.values())[:EXAMPLES]
-    rows += [row for row in range(len(asked)) if row not in rows][: EXAMPLES - len(rows)]
+    asked, query = (protocol.query, query) if labelled else (protocol.database, database)
+
+    def named(row: int) -> str:
+        return source.labels.describe(int(row)) if labelled else source.images.names[row]
+
+    first = {named(row): place for place, row in reversed(list(enumerate(asked)))} if labelled else {}
+    chosen = sorted(first.values())[:EXAMPLES]
+    chosen += [place for place in range(len(asked)) if place not in chosen][: EXAMPLES - len(chosen)]
     found = []
-    for row in rows:
-        apart = distances(query[row], database)[0]
+    for place in chosen:
+        row, apart = asked[place], distances(query[place], database)[0]
         order = np.argsort(apart, kind="stable")
-        order = order[protocol.database[order] != asked[row]][:NEAREST]
-        places = protocol.database[order]
+        order = order[protocol.database[order] != row][:NEAREST]
+        near = protocol.database[order]
         found.append(
             Neighbours(
-                query=source.images.thumbnail(int(asked[row])),
-                query_label=labels.describe(row) if labels is not None else source.images.names[asked[row]],
-                images=[source.images.thumbnail(int(place)) for place in places],
-                labels=[source.labels.describe(int(p)) if labelled else source.images.names[p] for p in places],
+                query=source.images.thumbnail(int(row)),
+                query_label=named(row),
+                images=[source.images.thumbnail(int(other)) for other in near],
+                labels=[named(other) for other in near],
                 distances=apart[order].tolist(),
-                right=relevant(labels[[row]], source.labels[places])[0].tolist() if labels is not None else None,
+                right=relevant(source.labels[[row]], source.labels[near])[0].tolist() if labelled else None,
                 n_bits=query.n_bits,
             )
         )
@@ -159,16 +161,11 @@ def _verdict_frame(axes: Axes, left: float, top: float, size: float, right: bool
 
 def _sign(axes: Axes, left: float, top: float, size: float, right: bool) -> None:
     """A check mark or a cross in the square of `size` at (left, top)."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path as Line
-
-    if right:
-        points, moves = [(0.05, 0.55), (0.38, 0.9), (0.95, 0.1)], [Line.MOVETO, Line.LINETO, Line.LINETO]
-    else:
-        points, moves = [(0.1, 0.1), (0.9, 0.9), (0.1, 0.9), (0.9, 0.1)], [Line.MOVETO, Line.LINETO] * 2
-    line = Line([(left + size * x, top + size * y) for x, y in points], moves)
-    style: dict[str, Any] = {"edgecolor": GREEN if right else RED, "linewidth": 2}
-    axes.add_patch(PathPatch(line, fill=False, capstyle="round", joinstyle="round", **style))
+    check = [(0.05, 0.55), (0.38, 0.9), (0.95, 0.1)]
+    cross = [(0.1, 0.1), (0.9, 0.9), (np.nan, np.nan), (0.1, 0.9), (0.9, 0.1)]  # two lines
+    x, y = size * np.transpose(check if right else cross)
+    color = GREEN if right else RED
+    axes.plot(left + x, top + y, color=color, linewidth=2, solid_capstyle="round", solid_joinstyle="round")
 
 
 def _text(axes: Axes, x: float, y: float, text: str, *, color: str = INK, **style: Any) -> None:
