@@ -1,7 +1,8 @@
 """Figures: numbers in; PNG, SVG and PDF files, or SVG text to put into a page, out.
 
-No two of up to 252 methods share colour, dashes and marker, so that lines can be told apart without colour. Figures for
-files are made with matplotlib's objects and not with pyplot, which keeps every figure in a global list.
+A method has the same colour, dashes and marker in every panel, and no two of up to 36 methods share their dashes and
+marker, so that lines can be told apart without colour. Figures for files are made with matplotlib's objects and not
+with pyplot, which keeps every figure in a global list.
 """
 
 from __future__ import annotations
