@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from hashlens.data.sources import SOURCES, Columns
 from hashlens.errors import UsageError
-from hashlens.files import quoted
+from hashlens.files import expanded, quoted
 from hashlens.progress import Progress
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
 
 def full_path(path: Path | None) -> str | None:
     """The same file from any folder."""
-    return None if path is None else str(path.absolute())
+    return None if path is None else str(expanded(path).absolute())
 
 
 def listed(text: str) -> list[str]:

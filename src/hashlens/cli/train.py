@@ -104,11 +104,13 @@ def train(
         if not source:
             raise UsageError("say what to train on: hashlens train cifar10, or hashlens train path/to/folder")
         named = ("backbone", "features", "image_size", "frozen_blocks", "epochs", "precision", "device")
-        values = {"n_bits": bits, "random_state": seed, "weights": options.full_path(weights)}
+        values = {"n_bits": bits, "random_state": seed, "weights": weights and str(weights)}
         if method in METHODS and METHODS[method].deep:
             require(*DEEP, why=method)
         cls = hasher_class(method)
         params = checked(cls, given(values | {name: context.params[name] for name in named})) | parse(cls, chosen or [])
+        if params.get("weights"):  # also with --set
+            params["weights"] = options.full_path(Path(params["weights"]))
         asked = {
             "triplets": options.full_path(triplets),
             "preset": preset,
