@@ -13,12 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hashlens.files import write_text
 from hashlens.hashers.methods import METHODS
 from hashlens.progress import duration
-from hashlens.results.compare.figures import map_figure
-from hashlens.results.figures import INK, svg_style, svg_text
-from hashlens.results.tables import as_markdown, method_name
+from hashlens.results.figures import map_figure, save_figure
+from hashlens.results.tables import map_table, method_name, table_markdown, title_of
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -87,7 +85,7 @@ def methods() -> str:
 def comparison(name: str) -> str:
     """A comparison of methods: the result.json of `hashlens compare`, committed under this name."""
     result = json.loads((RESULTS / "comparison" / f"{name}.json").read_text(encoding="utf-8"))
-    return as_markdown(result).rstrip()
+    return table_markdown(map_table(result), title_of(result)).rstrip()
 
 
 def tie_aware(name: str, *chosen: str) -> str:
@@ -169,8 +167,7 @@ def filled(text: str) -> str:
 def draw(name: str) -> None:
     """MAP against the number of bits of a comparison, as docs/figures/NAME.svg."""
     result = json.loads((RESULTS / "comparison" / f"{name}.json").read_text(encoding="utf-8"))
-    with svg_style():
-        write_text(ROOT / "docs" / "figures" / f"{name}.svg", svg_text(map_figure(result, INK)))
+    save_figure(map_figure(result), ROOT / "docs" / "figures" / f"{name}.svg")
 
 
 if __name__ == "__main__":

@@ -78,3 +78,8 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def counted(n: int, one: str, several: str = "") -> str:
+    """1 image, 2,000 images."""
+    return f"{n:,} {one if n == 1 else several or one + 's'}"

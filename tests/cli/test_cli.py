@@ -306,16 +306,21 @@ def write_triplets(path, names, rng, n=400):
     return path
 
 
-def test_triplets_of_labelled_images(hashlens, tmp_path, rng):
+def test_triplets_of_labelled_images(hashlens, tmp_path, rng, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     photos = make_folder(tmp_path / "photos")
     triplets = write_triplets(tmp_path / "t.csv", open_source(photos).images.names, rng)
     run = tmp_path / "run"
-    code, out, err = hashlens("train", photos, *SMALL, "--epochs", 8, "--triplets", triplets, "--out", run, "--json")
+    code, out, err = hashlens("train", photos, *SMALL, "--epochs", 8, "--triplets", "t.csv", "--out", run, "--json")
     assert code == 0, err
     result = json.loads(out)
     assert result["map"] > 0.5 and result["metrics"]["triplets_right"] > 0.7
     assert "triplets name images that are not for training" in err  # the queries of the split
     assert result["config"]["triplets"] == str(triplets)
+    (run / "result.json").unlink()
+    monkeypatch.chdir("/")
+    code, again, err = hashlens("train", "--resume", run, "--json")
+    assert code == 0 and json.loads(again)["metrics"] == result["metrics"], err
     triplets.write_text(triplets.read_text() * 2)
     code, again, err = hashlens(
         "train", photos, *SMALL, "--epochs", 8, "--triplets", triplets, "--out", tmp_path / "again", "--json"
@@ -406,17 +411,19 @@ def test_what_does_not_fit_is_one_sentence(hashlens, tmp_path, monkeypatch, argu
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").glob("*/result.json"))
 
 
-def test_the_published_preset_on_a_made_file(hashlens, tmp_path):
+def test_the_published_preset_on_a_made_file(hashlens, tmp_path, monkeypatch):
     """CNN-F in the authors' layout but narrow, CIFAR-10's size but few images, their rates and schedule."""
+    monkeypatch.chdir(tmp_path)
     mat = tmp_path / "imagenet-vgg-f.mat"
     write_mat(mat, made_layers())
     photos = make_folder(tmp_path / "photos", n=20)
-    options = ["--preset", "published", "--weights", mat, "--bits", 8, "--epochs", 2, "--set", "batch_size=8"]
+    options = ["--preset", "published", "--weights", mat.name, "--bits", 8, "--epochs", 2, "--set", "batch_size=8"]
     options += ["--set", "lr=1e-4", "--set", "head_lr=1e-4"]  # theirs, for so few images, would be far too large
     code, out, err = hashlens("train", photos, *options, "--out", tmp_path / "run", "--json")
     assert code == 0, err
     result = json.loads(out)
     assert (result["backbone"], result["epochs"]) == ("cnn-f", 2)
+    assert result["config"]["params"]["weights"] == str(mat), "a run is resumed from any folder"
     model = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     params = model["params"]
     assert (params["sampling"], params["frozen_blocks"]) == ("published", 0)
@@ -485,14 +492,15 @@ def test_features_say_which_images_they_are_of(hashlens, tmp_path):
     (photos / "circle" / "broken.jpg").write_bytes(b"not an image")
     out = tmp_path / "f.npy"
     code, said, err = hashlens("features", photos, "--kind", "gist", "--out", out)
-    assert code == 0 and "1 images could not be read" in said and "broken.jpg" in err
+    assert code == 0 and "\n1 image could not be read" in said and "broken.jpg" in err
     items = pq.read_table(tmp_path / "f.parquet").to_pylist()
     assert len(items) == len(np.load(out)) == 9
     assert all(Path(item["path"]).parent == photos / item["labels"][0] for item in items)
     assert rows_of(tmp_path / "f.skipped.csv") == [{"path": "circle/broken.jpg", "reason": "not an image"}]
-    for command, method in (("train", "--method"), ("compare", "--methods")):
-        code, said, err = hashlens(command, out, method, "lsh", "--bits", "8", "--out", tmp_path / command)
-        assert code == 0 and "MAP" in said, err
+    for command, *how in (("train", "--method"), ("compare", "--keep", "--methods")):
+        code, said, err = hashlens(command, out, *how, "lsh", "--bits", "8", "--out", tmp_path / command)
+        assert code == 0 and "MAP" in said and "hashlens encode" not in said, "the model takes no images" + err
+    assert hashlens("evaluate", tmp_path / "train")[0] == 0
     refused(hashlens("encode", out, "--model", tmp_path / "train" / "model"), 2, "contains features")
     refused(hashlens("data", "check", out), 2, "contains features")
     out.write_bytes(out.read_bytes()[:-100])

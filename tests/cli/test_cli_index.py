@@ -124,8 +124,8 @@ def test_wrong_options_are_one_sentence(run, codes, tmp_path):
     index = tmp_path / "index"
     run("index", "build", codes, "--out", index, "--quiet")
     for words, sentence in (
-        (("--ids", "99999999999999999999"), "--ids must be integers"),
-        (("--ids", "-3"), "--ids must be integers"),
+        (("--ids", "99999999999999999999"), "--ids takes comma-separated whole numbers"),
+        (("--ids", "-3"), "--ids takes comma-separated whole numbers"),
         (("--label", "\udcff"), "the label is not valid text"),
         (("--path", "\udcff*"), "the pattern is not valid text"),
     ):

@@ -23,19 +23,19 @@ from hashlens.hashers.methods import METHODS, Method
 from hashlens.hashers.shallow.itq import ITQ
 from hashlens.hashers.shallow.lsh import LSH
 from hashlens.results import compare as comparison
-from hashlens.results.compare import Variant, cell_codes, compare, figures
-from hashlens.results.compare.figures import _style
+from hashlens.results import figures
+from hashlens.results.compare import Variant, cell_codes, compare
 from hashlens.results.metrics import evaluate_codes
 from hashlens.results.published import NOT_COMPARABLE, PAPER
 from hashlens.results.significance import paired_test
 from hashlens.results.tables import (
-    as_markdown,
     as_text,
     csv_table,
     escape_latex,
     map_table,
     method_name,
     table_latex,
+    table_markdown,
     title_of,
 )
 
@@ -389,6 +389,10 @@ def test_a_network_is_trained_once_for_all_features_and_resumes_from_its_checkpo
         ({"settings": {"image_size": 3}}, "none of lsh, itq has the setting 'image_size'"),
         ({"settings": {"training": Training(epochs=3)}}, "has the setting 'epochs'"),
         ({"methods": [Variant("other", "itq", {"n_iteration": 1})]}, "did you mean 'n_iterations'"),
+        (
+            {"against": "itq", "features": ["gist", "cnn-f"]},
+            "'itq' is ambiguous; choose from ITQ on gist, ITQ on cnn-f",
+        ),
     ],
 )
 def test_wrong_use_is_found_before_any_work(digits, asked, tmp_path, change, words):
@@ -432,6 +436,11 @@ def test_features_of_nuswide_come_from_its_folder(digits, asked, tmp_path, monke
 
 def test_the_name_of_a_file_holds_no_slash():
     assert comparison.Cell("hf:org/model_1.5", "itq", 8, 0).name == "hf_org_model_1.5-itq-8-0"
+
+
+def test_the_name_of_a_file_is_short_and_its_own():
+    names = {comparison.Cell("gist", f"{'é' * 200}{end}", 8, 0).name for end in ("a", "b")}
+    assert len(names) == 2 and all(len(name.encode()) <= 150 for name in names)
 
 
 # Tables, from a made result: two kinds of features, three methods, printed numbers of both sorts, a failure.
@@ -509,7 +518,7 @@ def test_the_table_on_screen(made):
 
 def test_markdown_is_a_table_with_the_best_in_bold(made):
     made["rows"][2]["features"] = "a|b"
-    lines = as_markdown(made).splitlines()
+    lines = table_markdown(map_table(made), title_of(made)).splitlines()
     assert lines[2] == "| features | method | learns from | 12 bits | printed | difference | 64 bits | train, s |"
     assert lines[3] == "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |"
     assert lines[4] == "| gist | KSH | features, labels | **0.300 ±0.001** | 0.303 | −0.003 | **0.300 ±0.001** | 12 |"
@@ -576,7 +585,8 @@ def test_without_printed_numbers_and_with_one_seed_the_table_is_narrower(made):
 
 def test_methods_are_told_apart_without_colour():
     names = [name for name in METHODS if not METHODS[name].path.startswith("test_")]
-    looks = {(str(s["marker"]), str(s["linestyle"])) for s in (_style({"methods": names}, name) for name in names)}
+    styles = [figures.series_style(place, name) for place, name in enumerate(names)]
+    looks = {(str(style["marker"]), str(style["linestyle"])) for style in styles}
     assert len(looks) == len(names) > 20
     assert method_name("fasth") == "FastH"
 
@@ -742,3 +752,30 @@ def test_the_kept_model_encodes_images(digits, tmp_path, method):
     model = hashlens.load(tmp_path / "model")
     codes = model.encode(source.images[make_protocol(source).database])
     assert codes.equals(cell_codes(tmp_path, best)[1])
+
+
+def test_own_backbones_of_one_class_are_told_apart(digits, tmp_path):
+    from torch import manual_seed, nn
+
+    class Net(nn.Linear):
+        sign = 1
+
+        def forward(self, images):
+            return self.sign * super().forward(images.flatten(1))
+
+    def hasher(seed, sign=1):
+        manual_seed(seed)
+        module = Net(3 * 16 * 16, 8)
+        module.sign = sign
+        return DTSH(backbone=module, image_size=16, training=Training(epochs=1))
+
+    source = Source("digits", digits.images[:60], digits.labels[np.arange(60)])
+    how = {"bits": [8], "out": tmp_path, "report": False}
+    result = compare(source, [hasher(0), hasher(1)], **how).result
+    assert result["n_finished"] == 2
+    assert result["methods"] == [f"dtsh(backbone=own:Net, image_size=16, epochs=1){end}" for end in ("", " #2")]
+    rows = compare(source, [hasher(0), hasher(1)], **how).result["rows"]
+    assert rows == result["rows"], "the same modules again"
+    for other in (hasher(2), hasher(0, sign=-1)):  # other weights, and another function of the same weights
+        with pytest.raises(MismatchError, match="backbone_hash was"):
+            compare(source, [other], **how)

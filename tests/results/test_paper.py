@@ -21,11 +21,10 @@ from hashlens.results.compare import Cell, Variant, cell_codes, compare
 from hashlens.results.compare.cells import plan_cells
 from hashlens.results.metrics import evaluate_codes
 from hashlens.results.paper import reproduce
-from hashlens.results.paper.data import Data
+from hashlens.results.paper.data import SCALES, Data, choose_scale
 from hashlens.results.paper.outcomes import Outcome, falls_at_ends, leads, more_is_better, reaches
 from hashlens.results.paper.page import Section, load_section, save_section
 from hashlens.results.paper.parts import PORT, Part, Plan, not_run
-from hashlens.results.paper.scales import SCALES, choose_scale
 from hashlens.results.paper.targets import TARGETS
 from hashlens.results.published import published
 from hashlens.results.tables import csv_table, map_table
@@ -238,7 +237,7 @@ def test_leading_and_reaching_the_printed_numbers():
         "DPSH 0.700 for 0.713 at 12 bits; 3 numbers, 1 of them printed for other features, another network or other"
         " images than here"
     )
-    assert reaches({"DTSH": {"12": number(0.8)}}, maps) == Outcome(outcome.claim, True, "1 numbers")
+    assert reaches({"DTSH": {"12": number(0.8)}}, maps) == Outcome(outcome.claim, True, "1 number")
     assert reaches({}, maps).holds is None
 
 
@@ -283,7 +282,7 @@ def test_plans_of_all_scales_are_complete():
     split = folder_split(digits.labels)
     for scale in SCALES.values():
         plan = Plan(Data(SCALES["smoke"]), scale)
-        for part in (*plan.alphas(), *plan.lambdas(), *plan.port(), *plan.examples(), *plan.unseen()):
+        for part in (*plan.alpha(), *plan.lambda_(), *plan.port(), *plan.examples(), *plan.unseen()):
             assert part.methods and part.bits
             for variant in part.variants:
                 plan_cells(digits.images, {variant.name: variant}, part.bits, part.features, 1, {})
@@ -302,7 +301,7 @@ def test_plans_of_all_scales_are_complete():
 
 
 def test_sections_are_kept_as_they_are(tmp_path):
-    section = Section("alpha", "Alpha", "smoke", [Outcome("x", None, "y")], [], [], ["a note"], [{"data": "digits"}])
+    section = Section("alpha", "Alpha", "smoke", [Outcome("x", None, "y")], {}, {}, ["a note"], [{"data": "digits"}])
     save_section(section, tmp_path)
     assert load_section("alpha", tmp_path) == section
     assert load_section("lambda", tmp_path) is None

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from hashlens.results.figures import Neighbours
 from hashlens.results.report import write_report
+from hashlens.results.retrieval import Neighbours
 
 EVIL = "<script>alert(1)</script>"
 RESULT: dict[str, Any] = {

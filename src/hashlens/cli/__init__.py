@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import hashlens
-from hashlens.cli import about, data, encode, index, results, search, train
+from hashlens.cli import about, encode, index, results, search, train
 from hashlens.errors import HashlensError, MissingExtra, Stopped, StorageError, extra_of
 
 ClickException: Any = typer.BadParameter.__mro__[2]  # typer contains a click of its own, or uses the public one
@@ -22,7 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for commands in (train, encode, search, index, data, results, about):  # in the order of --help
+for commands in (train, encode, search, index, results, about):  # in the order of --help
     app.add_typer(commands.app)
 
 

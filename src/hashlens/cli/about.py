@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from hashlens.cli.options import JSON
+from hashlens.cli.options import JSON, show
 
 app = typer.Typer()
 
@@ -22,12 +21,9 @@ def methods(
     from hashlens.hashers.methods import METHODS
 
     if name is not None:
-        _describe(name, as_json)
-    elif as_json:
-        print(json.dumps({name: asdict(method) for name, method in METHODS.items()}))
-    else:
-        for name, method in METHODS.items():
-            print(f"{name:<14} {method.learns_from:<20} {method.summary} ({method.paper})")
+        return _describe(name, as_json)
+    lines = [f"{name:<14} {one.learns_from:<20} {one.summary} ({one.paper})" for name, one in METHODS.items()]
+    show({name: asdict(method) for name, method in METHODS.items()}, as_json, *lines)
 
 
 def _describe(name: str, as_json: bool) -> None:
@@ -38,25 +34,22 @@ def _describe(name: str, as_json: bool) -> None:
 
     cls = hasher_class(name)
     settings, about = describe(cls), getdoc(cls) or ""
-    if as_json:
-        facts = [{"name": s.name, "default": s.default, "range": s.range, "help": s.help} for s in settings]
-        print(json.dumps({"name": name, **asdict(METHODS[name]), "about": about, "settings": facts}))
-        return
-    print(f"{name}: learns from {METHODS[name].learns_from}\n\n{about}\n\nSettings (--set name=value):")
+    lines = [f"{name}: learns from {METHODS[name].learns_from}\n\n{about}\n\nSettings (--set name=value):"]
     for s in settings:
         default = "none" if s.default is None else f"{s.default:.4g}" if isinstance(s.default, float) else s.default
-        print(f"  {f'{s.name}={default}':<30} {s.help}" + (f"; {s.range}" if s.range else ""))
+        lines.append(f"  {f'{s.name}={default}':<30} {s.help}" + (f"; {s.range}" if s.range else ""))
+    facts = [{"name": s.name, "default": s.default, "range": s.range, "help": s.help} for s in settings]
+    show({"name": name, **asdict(METHODS[name]), "about": about, "settings": facts}, as_json, *lines)
 
 
 @app.command()
 def doctor(as_json: JSON = False) -> None:
-    """Tell what this machine has: the first thing to paste into a bug report."""
+    """Show versions and hardware: the first thing to paste into a bug report."""
     from hashlens.machine import diagnose
 
     facts = diagnose()
-    if as_json:
-        print(json.dumps(facts))
-        return
-    for name, value in facts.items():
-        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
-        print(f"{name:<10} {text}")
+    texts = {
+        name: ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+        for name, value in facts.items()
+    }
+    show(facts, as_json, *(f"{name:<10} {text}" for name, text in texts.items()))

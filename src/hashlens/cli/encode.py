@@ -1,31 +1,32 @@
-"""The commands that use a trained model: encode, export."""
+"""The commands that turn images into codes or features, or look at them: encode, export, features, data check."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from hashlens.cli.options import COLUMNS, JSON, QUIET, SOURCE, chosen_columns, interruptible
+from hashlens.cli.options import COLUMNS, FROM_FILE, JSON, QUIET, SEED, SOURCE, chosen_columns, interruptible, show
 from hashlens.errors import UsageError
 from hashlens.files import quoted
-from hashlens.progress import Progress
+from hashlens.progress import Progress, counted
 
 app = typer.Typer()
+data_app = typer.Typer(help="Look at data before training.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+NPY = b"\x93NUMPY"  # the first bytes of an array file
 
 
 @app.command()
 def encode(
     source: SOURCE,
-    model: Annotated[Path, typer.Option(help="Folder of a run, of its model, or of an exported model.")],
-    out: Annotated[Path, typer.Option(help="Folder for the codes.")] = Path("codes"),
-    part: Annotated[
-        str, typer.Option(help="3/16: only every 16th shard, starting with the 3rd, in OUT/part-3-of-16.")
-    ] = "1/1",
-    shard_size: Annotated[int, typer.Option(min=1, help="Images per shard; a shard is written as a whole.")] = 65_536,
-    on: Annotated[str, typer.Option(help="local, or ray: on a Ray cluster (or all cores, without one).")] = "local",
+    model: Annotated[Path, Option(help="Folder of a run, of its model, or of an exported model.")],
+    out: Annotated[Path, Option(help="Folder for the codes.")] = Path("codes"),
+    part: Annotated[str, Option(help="3/16: only every 16th shard, from the 3rd, in OUT/part-3-of-16.")] = "1/1",
+    shard_size: Annotated[int, Option(min=1, help="Images per shard; a shard is written as a whole.")] = 65_536,
+    on: Annotated[str, Option(help="local, or ray: on a Ray cluster (or all cores, without one).")] = "local",
     columns: COLUMNS = None,
     as_json: JSON = False,
     quiet: QUIET = False,
@@ -48,23 +49,21 @@ def encode(
             stop=stop,
             ray_model=model if on == "ray" else None,
         )
-    if as_json:
-        print(json.dumps(result))
-        return
-    print(f"{result['n']:,} codes of {result['n_bits']} bits in {result['out']}")
-    if result["n_skipped"]:
-        print(f"{result['n_skipped']:,} images could not be read: see {Path(result['out']) / 'skipped.csv'}")
-    print(f"next     hashlens index build {quoted(out)} --out index")
+    unread, skipped = counted(result["n_skipped"], "image"), Path(result["out"]) / "skipped.csv"
+    show(
+        result,
+        as_json,
+        f"{counted(result['n'], 'code')} of {counted(result['n_bits'], 'bit')} in {result['out']}",
+        f"{unread} could not be read: see {skipped}" if result["n_skipped"] else "",
+        f"next     hashlens index build {quoted(out)} --out index",
+    )
 
 
 @app.command()
 def export(
-    model: Annotated[Path, typer.Argument(help="Folder of a run or of its model.")],
-    out: Annotated[Path, typer.Option(help="Folder for the exported model.")] = Path("exported"),
-    images: Annotated[
-        str | None,
-        typer.Option(help="Source of images to check with.", show_default="CIFAR-10, if it is in the cache"),
-    ] = None,
+    model: Annotated[Path, Argument(help="Folder of a run or of its model.")],
+    out: Annotated[Path, Option(help="Folder for the exported model.")] = Path("exported"),
+    images: Annotated[str | None, Option(help="Images to check with.", show_default="CIFAR-10, if cached")] = None,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
@@ -79,17 +78,96 @@ def export(
         raise UsageError("the exported model is checked with images; name some with --images")
     source = open_source(images or "cifar10", progress=progress.say, labels="optional")
     result = export_onnx(model, out, source.images, progress)
-    if as_json:
-        print(json.dumps(result))
-        return
-    print(f"{out}/model.onnx  {result['bytes'] / 1e6:.1f} MB, for uint8 RGB images of {result['image_size']} pixels")
     crops = f" and {result['n_crops']:,} random crops of them" if result["n_crops"] else ""
-    print(
+    another = "note: not all bits are equal, so this is another model: its codes do not mix with those of the original"
+    show(
+        result,
+        as_json,
+        f"{out}/model.onnx  {result['bytes'] / 1e6:.1f} MB, for uint8 RGB images of {result['image_size']} pixels",
         f"check    {result['bits_equal']:.4%} of {result['n_checked']:,} bits are equal,"
-        f" on {result['n_images']:,} images{crops}"
+        f" on {counted(result['n_images'], 'image')}{crops}",
+        f"{counted(result['n_skipped'], 'image')} could not be read and were skipped" if result["n_skipped"] else "",
+        "" if result["same_model"] else another,
+        f"next     hashlens encode path/to/images --model {quoted(out)} --out codes",
     )
-    if result["n_skipped"]:
-        print(f"images skipped, because they cannot be read: {result['n_skipped']:,}")
-    if not result["same_model"]:
-        print("note: not all bits are equal, so this is another model: its codes do not mix with those of the original")
-    print(f"next     hashlens encode path/to/images --model {quoted(out)} --out codes")
+
+
+@app.command()
+def features(
+    source: SOURCE,
+    kind: Annotated[
+        str, Option(help="gist, deep, a backbone, with a size if you like (resnet50@112), or nuswide-1134.")
+    ] = "deep",
+    out: Annotated[Path, Option(help="File to write, (n, d) float32.")] = Path("features.npy"),
+    columns: COLUMNS = None,
+    from_file: FROM_FILE = None,
+    as_json: JSON = False,
+    quiet: QUIET = False,
+) -> None:
+    """Turn images into fixed features, for train and compare (hashlens train features.npy) or other programs.
+
+    Beside the file, a table (.parquet) says which image each row is of, with its labels.
+    """
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    from hashlens.data import open_source, readable
+    from hashlens.features.nuswide import NUSWIDE, source_features
+    from hashlens.files import replacing, require_kind, require_room, write_csv
+
+    table, skipped = out.with_suffix(".parquet"), out.with_suffix(".skipped.csv")
+    require_kind(out, NPY, "file of features")
+    require_kind(table, b"PAR1", "table of images")
+    require_kind(skipped, b"path", "list of images")
+    progress = Progress(quiet)
+    if kind == NUSWIDE:
+        opened, found = source_features(source, progress)
+    else:
+        from hashlens.features.extractor import image_features
+
+        opened = open_source(
+            source, labels="optional", columns=chosen_columns(columns), from_file=from_file, progress=progress.say
+        )
+        opened = readable(opened, progress.say)
+        found = image_features(opened.images, kind, progress=progress)
+    for warning in opened.warnings:
+        progress.say(f"note: {warning}")
+    require_room(out.parent, found.nbytes, "the features")
+    with replacing(out) as temporary, temporary.open("wb") as file:
+        np.save(file, found)
+    with replacing(table) as temporary:
+        pq.write_table(opened.table, temporary)
+    if opened.skipped:
+        write_csv(skipped, ["path", "reason"], opened.skipped)
+    result = {"n": len(found), "n_features": found.shape[1], "kind": kind, "out": str(out)}
+    show(
+        result | {"table": str(table), "n_skipped": len(opened.skipped)},
+        as_json,
+        f"{counted(len(found), 'row')} of {counted(found.shape[1], 'feature')} in {out}, the images in {table}",
+        f"{counted(len(opened.skipped), 'image')} could not be read: see {skipped}" if opened.skipped else "",
+        f"next     hashlens compare {quoted(out)} --methods itq,ksh",
+    )
+
+
+@data_app.command()
+def check(
+    source: SOURCE,
+    protocol: Annotated[str | None, Option(help="The split to describe.", show_default="that of train")] = None,
+    seed: SEED = 0,
+    columns: COLUMNS = None,
+    from_file: FROM_FILE = None,
+    as_json: JSON = False,
+    quiet: QUIET = False,
+) -> None:
+    """Show what training would see: sizes, balance, unreadable and duplicate images, and the split."""
+    from hashlens.data.check import check_source, describe_check
+
+    report = check_source(
+        source,
+        from_file=from_file,
+        columns=chosen_columns(columns),
+        protocol=protocol,
+        seed=seed,
+        progress=Progress(quiet).say,
+    )
+    show(report, as_json, describe_check(report))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from hashlens.cli.options import JSON, QUIET, without_secrets
+from hashlens.cli.options import JSON, QUIET, numbers, show, without_secrets
 from hashlens.cli.search import SET
 from hashlens.errors import UsageError
 from hashlens.files import quoted
 from hashlens.index import ENGINES
-from hashlens.progress import Progress
+from hashlens.progress import Progress, counted
 
 if TYPE_CHECKING:
     from hashlens.codes.folder import CodesFolder
@@ -23,17 +23,15 @@ app = typer.Typer()
 index_app = typer.Typer(help="Build and maintain an index.", no_args_is_help=True)
 app.add_typer(index_app, name="index")
 
-INDEX = Annotated[Path, typer.Argument(help="Folder of the index.")]
-CODES = Annotated[list[Path], typer.Argument(help="Folders of codes, made by hashlens encode, or of runs.")]
+INDEX = Annotated[Path, Argument(help="Folder of the index.")]
+CODES = Annotated[list[Path], Argument(help="Folders of codes, made by hashlens encode, or of runs.")]
 
 
 @index_app.command()
 def build(
     codes: CODES,
-    out: Annotated[Path, typer.Option(help="Folder of the new index.")] = Path("index"),
-    radius_tables: Annotated[
-        bool, typer.Option("--radius-tables", help="Also write tables that make search with a small --radius faster.")
-    ] = False,
+    out: Annotated[Path, Option(help="Folder of the new index.")] = Path("index"),
+    radius_tables: Annotated[bool, Option("--radius-tables", help="Write tables for fast search by radius.")] = False,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
@@ -55,7 +53,7 @@ def build(
 def add(
     index: INDEX,
     codes: CODES,
-    again: Annotated[bool, typer.Option("--again", help="Also add images that were removed from the index.")] = False,
+    again: Annotated[bool, Option("--again", help="Also add images that were removed from the index.")] = False,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
@@ -77,35 +75,33 @@ def _add(index: IndexFolder, folders: list[CodesFolder], again: bool, progress: 
             codes_of, items = shard.load(verify=True)
             added += len(index.add(codes_of, items, only_new=True, again=again))
             advance(shard.n)
-    result = {"added": added, "n": len(index), "n_bits": index.n_bits, "index": str(index.path)}
-    if as_json:
-        print(json.dumps(result))
-        return
     known = sum(shard.n for shard in shards) - added
-    print(f"{added:,} codes added to {index.path}" + (f", {known:,} were already there or removed" if known else ""))
-    print(f"{len(index):,} images of {index.n_bits} bits\nnext     hashlens search {quoted(index.path)} image.jpg")
+    others = f", {known:,} were already there or removed" if known else ""
+    show(
+        {"added": added, "n": len(index), "n_bits": index.n_bits, "index": str(index.path)},
+        as_json,
+        f"{counted(added, 'code')} added to {index.path}{others}",
+        f"{counted(len(index), 'image')} of {counted(index.n_bits, 'bit')}",
+        f"next     hashlens search {quoted(index.path)} image.jpg",
+    )
 
 
 @index_app.command()
 def remove(
     index: INDEX,
-    ids: Annotated[str | None, typer.Option(help="Ids separated by commas.")] = None,
-    path: Annotated[
-        str | None, typer.Option(help="All images whose path matches a pattern such as '*/cache/*'; quote it.")
-    ] = None,
-    label: Annotated[str | None, typer.Option(help="All images with this label.")] = None,
+    ids: Annotated[str | None, Option(help="Ids separated by commas.")] = None,
+    path: Annotated[str | None, Option(help="All images whose path matches a quoted pattern: '*/cache/*'.")] = None,
+    label: Annotated[str | None, Option(help="All images with this label.")] = None,
     as_json: JSON = False,
 ) -> None:
     """Remove images from an index by id, path or label; their files are not touched."""
     if (ids is not None) + (path is not None) + (label is not None) != 1:
         raise UsageError("give exactly one of --ids, --path and --label")
     folder = _open(index)
-    wanted: Any
     if ids is not None:
-        wanted = _numbers(ids)
+        n = folder.remove(numbers(ids, "--ids"))
     else:
-        wanted = folder.ids_like(path) if path is not None else folder.ids_with(label or "")
-    n = folder.remove(wanted)
+        n = folder.remove(folder.ids_like(path) if path is not None else folder.ids_with(label or ""))
     _show(folder, as_json, f"removed {n:,}, {len(folder):,} left in {index}", removed=n)
 
 
@@ -120,7 +116,7 @@ def compact(index: INDEX, as_json: JSON = False) -> None:
 @index_app.command()
 def tables(
     index: INDEX,
-    drop: Annotated[bool, typer.Option("--drop", help="Delete them instead.")] = False,
+    drop: Annotated[bool, Option("--drop", help="Delete them instead.")] = False,
     as_json: JSON = False,
 ) -> None:
     """Write tables that make search with a small --radius faster; later additions get them too."""
@@ -134,7 +130,7 @@ def verify(index: INDEX, as_json: JSON = False) -> None:
     """Compare every file of an index with its checksum."""
     folder = _open(index)
     n = folder.verify()
-    _show(folder, as_json, f"{n:,} files are intact, {len(folder):,} images", files=n)
+    _show(folder, as_json, f"intact: {counted(n, 'file')}, {counted(len(folder), 'image')}", files=n)
 
 
 def _open(path: Path) -> IndexFolder:
@@ -144,14 +140,14 @@ def _open(path: Path) -> IndexFolder:
 
 
 def _show(folder: IndexFolder, as_json: bool, sentence: str, **facts: Any) -> None:
-    print(json.dumps(facts | {"n": len(folder), "index": str(folder.path)}) if as_json else sentence)
+    show(facts | {"n": len(folder), "index": str(folder.path)}, as_json, sentence)
 
 
 @index_app.command()
 def copy(
     index: INDEX,
-    engine: Annotated[str, typer.Option(help=f"One of {', '.join(ENGINES)}.")],
-    to: Annotated[str, typer.Option(help="; ".join(f"{name}: {place}" for name, (_, place) in ENGINES.items()))],
+    engine: Annotated[str, Option(help=f"One of {', '.join(ENGINES)}.")],
+    to: Annotated[str, Option(help="; ".join(f"{name}: {place}" for name, (_, place) in ENGINES.items()))],
     settings: SET = None,
     as_json: JSON = False,
     quiet: QUIET = False,
@@ -164,21 +160,22 @@ def copy(
     folder = _open(index)
     with closing(open_engine(engine, folder.n_bits, to, settings or ())) as there:
         result = copy_index(folder, there, Progress(quiet))
-    if as_json:
-        print(json.dumps(result | {"n_bits": folder.n_bits, "engine": engine, "index": str(index)}))
-        return
     known = f", {result['known']:,} were already there" if result["known"] else ""
-    print(f"{result['added']:,} codes copied to {engine}{known}")
-    if result["n"] > len(folder):
-        print(f"{engine} still has codes that were removed from {index}: {result['n'] - len(folder):,}")
+    more = result["n"] - len(folder)
     place = f"--engine {engine} --at {without_secrets(to)}" + "".join(f" --set {quoted(one)}" for one in settings or ())
-    print(f"next     hashlens search {quoted(index)} image.jpg {place}")
+    show(
+        result | {"n_bits": folder.n_bits, "engine": engine, "index": str(index)},
+        as_json,
+        f"{counted(result['added'], 'code')} copied to {engine}{known}",
+        f"{engine} still has codes that were removed from {index}: {more:,}" if more > 0 else "",
+        f"next     hashlens search {quoted(index)} image.jpg {place}",
+    )
 
 
 @index_app.command("plan")
 def plan_(
-    n: Annotated[str, typer.Option(help="Number of images, such as 1000000 or 1e9.")],
-    bits: Annotated[int, typer.Option(help="Length of the codes.")] = 48,
+    n: Annotated[str, Option(help="Number of images, such as 1000000 or 1e9.")],
+    bits: Annotated[int, Option(help="Length of the codes.")] = 48,
     as_json: JSON = False,
 ) -> None:
     """Show how much memory and disk an index of that size needs."""
@@ -189,11 +186,4 @@ def plan_(
     except (ValueError, OverflowError) as error:
         raise UsageError(f"--n must be a number such as 1000000 or 1e9, got {n}") from error
     found = plan(number, bits)
-    print(json.dumps(found) if as_json else describe_plan(found))
-
-
-def _numbers(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not all(word.isascii() and word.isdigit() and len(word) < 19 for word in words):
-        raise UsageError(f"--ids must be integers separated by commas, such as 3,17, got {text}")
-    return [int(word) for word in words]
+    show(found, as_json, describe_plan(found))

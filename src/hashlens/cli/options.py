@@ -1,7 +1,9 @@
-"""What the commands share: options that mean the same everywhere, and Ctrl-C as a request."""
+"""What the commands share: options that mean the same everywhere, how results are shown, and Ctrl-C as a request."""
 
 from __future__ import annotations
 
+import json
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -10,29 +12,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from hashlens.data.sources import SOURCES, Columns
 from hashlens.errors import UsageError
-from hashlens.files import quoted
+from hashlens.files import expanded, quoted
 from hashlens.progress import Progress
 
 if TYPE_CHECKING:
     from hashlens.data import Source
 
-JSON = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
-QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
-SEED = Annotated[int, typer.Option(min=0, help="Seed for the split, initial weights and batch order.")]
-SOURCE = Annotated[str, typer.Argument(help=f"Images: {', '.join(SOURCES.values())}.")]
+JSON = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
+QUIET = Annotated[bool, Option("--quiet", "-q", help="No progress on standard error.")]
+BITS = Annotated[int, Option(help="Code length in bits.")]
+SEED = Annotated[int, Option(min=0, help="Seed for the split, initial weights and batch order.")]
+SOURCE = Annotated[str, Argument(help=f"Images: {', '.join(SOURCES.values())}.")]
+PROTOCOL = Annotated[
+    str | None,
+    Option(help="cifar10-1, cifar10-2, nuswide-1 or nuswide-2 (the paper's), mirflickr, unseen, or split."),
+]
 COLUMNS = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--column",
         metavar="NAME=COLUMN",
         help="Column of a table or Hugging Face dataset, if not the default: path=COLUMN, labels=COLUMN, split=COLUMN,"
         " or separator=CHARACTER between labels. May be repeated.",
     ),
 ]
-FROM_FILE = Annotated[Path | None, typer.Option(help="Local archive of CIFAR-10: cifar-10-binary.tar.gz.")]
+FROM_FILE = Annotated[Path | None, Option(help="Local archive of CIFAR-10: cifar-10-binary.tar.gz.")]
+
+
+def show(result: Any, as_json: bool, *lines: str) -> None:
+    """Print the result as JSON, or else these lines but for empty ones."""
+    print(json.dumps(result) if as_json else "\n".join(filter(None, lines)))
+
+
+def command_line() -> str:
+    """What was typed, to repeat it."""
+    return shlex.join(["hashlens", *sys.argv[1:]])
 
 
 @contextmanager
@@ -71,6 +89,22 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def full_path(path: Path | None) -> str | None:
+    """The same file from any folder."""
+    return None if path is None else str(expanded(path).absolute())
+
+
+def listed(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def numbers(text: str, option: str) -> list[int]:
+    words = listed(text)
+    if not all(word.isascii() and word.isdigit() and len(word) < 19 for word in words):
+        raise UsageError(f"{option} takes comma-separated whole numbers, such as 12,24, got {text!r}")
+    return [int(word) for word in words]
+
+
 def chosen_columns(texts: list[str] | None) -> Columns:
     """What --column says, once or several times."""
     found = {}
@@ -85,13 +119,12 @@ def chosen_columns(texts: list[str] | None) -> Columns:
 def open_source_of(config: dict[str, Any], from_file: Path | None, progress: Progress) -> Source:
     """What a run's configuration names."""
     from hashlens.data import open_source, readable
-    from hashlens.results.runs import columns_of
 
     source = open_source(
         config["source"],
         from_file=from_file,
         progress=progress.say,
-        columns=columns_of(config),
+        columns=Columns(**config["columns"]) if "columns" in config else None,
         quirk=config.get("quirk"),
         labels="optional" if "triplets" in config else "required",
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from hashlens.cli.options import JSON, without_secrets
 from hashlens.errors import UsageError, require
@@ -20,21 +22,16 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-INDEX = Annotated[Path, typer.Argument(help="Folder of an index, of codes or of a run.")]
-MODEL = Annotated[
-    Path | None, typer.Option(help="Folder of the model, trained or exported.", show_default="the one the index names")
-]
+INDEX = Annotated[Path, Argument(help="Folder of an index, of codes or of a run.")]
+MODEL = Annotated[Path | None, Option(help="Folder of the model or exported model.", show_default="that of the index")]
 IMAGES = Annotated[
     Path | None,
-    typer.Option(
-        exists=True, file_okay=False, help="Folder of the images, if they were moved.", show_default="as in the index"
-    ),
+    Option(exists=True, file_okay=False, help="Folder of the images, if moved.", show_default="as in the index"),
 ]
-ENGINE = Annotated[str | None, typer.Option(help=f"Search in {', '.join(ENGINES)} instead; see: index copy")]
-AT = Annotated[str | None, typer.Option(help="Address, connection or folder of the engine.")]
+ENGINE = Annotated[str | None, Option(help=f"Search in {', '.join(ENGINES)} instead; see: index copy")]
+AT = Annotated[str | None, Option(help="Address, connection or folder of the engine.")]
 SET = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Setting of the engine, such as n_probe=32 or collection=photos."),
+    list[str] | None, Option("--set", metavar="NAME=VALUE", help="Setting of the engine, such as n_probe=32.")
 ]
 LIMITS: dict[str, Any] = {"rich_help_panel": "Limits"}
 PAGE = b"<!doctype html"  # how a page begins
@@ -43,19 +40,15 @@ PAGE = b"<!doctype html"  # how a page begins
 @app.command()
 def search(
     index: INDEX,
-    query: Annotated[
-        str, typer.Argument(help="A code, or any SOURCE of images, such as query.jpg; see: hashlens encode -h")
-    ],
-    k: Annotated[
-        int | None, typer.Option("-k", min=1, help="Number of results.", show_default="10, with --radius all")
-    ] = None,
-    radius: Annotated[int | None, typer.Option(min=0, help="Maximum Hamming distance.")] = None,
-    label: Annotated[str | None, typer.Option(help="Search only images with this label.")] = None,
+    query: Annotated[str, Argument(help="A code, or any SOURCE of images, such as query.jpg; see: hashlens encode -h")],
+    k: Annotated[int | None, Option("-k", min=1, help="Number of hits.", show_default="10, with --radius all")] = None,
+    radius: Annotated[int | None, Option(min=0, help="Maximum Hamming distance.")] = None,
+    label: Annotated[str | None, Option(help="Search only images with this label.")] = None,
     model: MODEL = None,
     engine: ENGINE = None,
     at: AT = None,
     settings: SET = None,
-    html: Annotated[Path | None, typer.Option(help="Write the results with thumbnails to this file.")] = None,
+    html: Annotated[Path | None, Option(help="Write the results with thumbnails to this file.")] = None,
     images: IMAGES = None,
     as_json: JSON = False,
 ) -> None:
@@ -86,30 +79,26 @@ def search(
         n_missing = write_page(html, answers, searcher.index, images)
         print(f"page     {html}", file=sys.stderr)
         if n_missing:
-            print(
-                f"note: missing or unreadable images: {n_missing:,}; if they moved, give their folder with --images",
-                file=sys.stderr,
-            )
+            note = f"note: missing or unreadable images: {n_missing:,}; if they moved, give their folder with --images"
+            print(note, file=sys.stderr)
 
 
 @app.command()
 def serve(
     index: INDEX,
     model: MODEL = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; use 0.0.0.0 to accept remote connections.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="If it is taken, the next free one is used.")] = 8000,
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 accepts remote connections.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65_535, help="If it is taken, the next free one is used.")] = 8000,
     images: IMAGES = None,
     engine: ENGINE = None,
     at: AT = None,
     settings: SET = None,
-    max_upload: Annotated[float, typer.Option(min=0.001, max=1e6, help="Megabytes per image.", **LIMITS)] = 20,
-    max_pixels: Annotated[float, typer.Option(min=0.001, max=1e6, help="Million pixels per image.", **LIMITS)] = 89,
-    max_k: Annotated[int, typer.Option(min=1, help="Results per search.", **LIMITS)] = 1_000,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds per request.", **LIMITS)] = 30,
-    max_waiting: Annotated[int, typer.Option(min=0, help="Requests waiting for a thread.", **LIMITS)] = 64,
-    thumbnail_cache: Annotated[float, typer.Option(min=0, help="Megabytes of thumbnails in memory.", **LIMITS)] = 64,
+    max_upload: Annotated[float, Option(min=0.001, max=1e6, help="Megabytes per image.", **LIMITS)] = 20,
+    max_pixels: Annotated[float, Option(min=0.001, max=1e6, help="Million pixels per image.", **LIMITS)] = 89,
+    max_k: Annotated[int, Option(min=1, help="Results per search.", **LIMITS)] = 1_000,
+    timeout: Annotated[float, Option(min=0.001, help="Seconds per request.", **LIMITS)] = 30,
+    max_waiting: Annotated[int, Option(min=0, help="Requests waiting for a thread.", **LIMITS)] = 64,
+    thumbnail_cache: Annotated[float, Option(min=0, help="Megabytes of thumbnails in memory.", **LIMITS)] = 64,
 ) -> None:
     """Serve the search page and its HTTP interface on this machine."""
     require("fastapi", "uvicorn", "multipart", "jinja2", "prometheus_client", "cachetools", why="serve")
@@ -125,15 +114,9 @@ def serve(
         max_waiting=max_waiting,
         thumbnail_cache=int(thumbnail_cache * million),
     )
-    serve_until_stopped(
-        _open(index, model, engine, at, settings),
-        host,
-        port,
-        limits=limits,
-        images=images,
-        say=Progress().say,
-        ready=lambda line: print(line, flush=True),
-    )
+    searcher, say = _open(index, model, engine, at, settings), Progress().say
+    ready = partial(print, flush=True)
+    serve_until_stopped(searcher, host, port, limits=limits, images=images, say=say, ready=ready)
 
 
 def _open(path: Path, model: Path | None, name: str | None, at: str | None, settings: list[str] | None) -> Searcher:

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 import hashlens
-from hashlens.cli.options import (
-    COLUMNS,
-    FROM_FILE,
-    JSON,
-    QUIET,
-    SEED,
-    SOURCE,
-    chosen_columns,
-    given,
-    interruptible,
-    open_source_of,
-    typed,
-)
+from hashlens.cli import options
+from hashlens.cli.options import BITS, COLUMNS, FROM_FILE, JSON, PROTOCOL, QUIET, SEED, SOURCE, given
 from hashlens.errors import UsageError, require
 from hashlens.features.networks import BACKBONES
 from hashlens.files import quoted, require_own
-from hashlens.progress import Progress
+from hashlens.progress import Progress, counted
 
 if TYPE_CHECKING:
     from hashlens.data import Source
@@ -40,8 +28,8 @@ DEEP = ("torch", "sklearn", "matplotlib", "jinja2")  # what training a network a
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("hashlens-demo"),
-    bits: Annotated[int, typer.Option(help="Code length in bits.")] = 32,
+    out: Annotated[Path, Option(help="Folder for the results.")] = Path("hashlens-demo"),
+    bits: BITS = 32,
     seed: SEED = 0,
     from_file: FROM_FILE = None,
     as_json: JSON = False,
@@ -75,89 +63,81 @@ def demo(
 def train(
     context: typer.Context,
     source: SOURCE = "",
-    method: Annotated[str, typer.Option(help="See: hashlens methods")] = "dtsh",
-    bits: Annotated[int, typer.Option(help="Code length in bits.")] = 48,
+    method: Annotated[str, Option(help="See: hashlens methods")] = "dtsh",
+    bits: BITS = 48,
     seed: SEED = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/SOURCE-METHOD-BITS")] = None,
-    protocol: Annotated[
-        str | None,
-        typer.Option(help="cifar10-1, cifar10-2, nuswide-1 or nuswide-2 (the paper's), mirflickr, unseen, or split."),
-    ] = None,
-    backbone: Annotated[str | None, typer.Option(help=f"{BACKBONES}.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Weights of the backbone: imagenet-vgg-f.mat for cnn-f.")] = None,
-    features: Annotated[
-        str | None, typer.Option(help="For methods on features: gist, or the backbone that computes them.")
-    ] = None,
-    image_size: Annotated[
-        int | None, typer.Option(help="Image side in pixels; larger is slower and more accurate.")
-    ] = None,
-    frozen_blocks: Annotated[int | None, typer.Option(help="Leading blocks that are not trained.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Training epochs.")] = None,
-    precision: Annotated[str | None, typer.Option(help="Arithmetic of training: float32 or bfloat16.")] = None,
+    out: Annotated[Path | None, Option(help="Folder of the run.", show_default="runs/SOURCE-METHOD-BITS")] = None,
+    protocol: PROTOCOL = None,
+    backbone: Annotated[str | None, Option(help=f"{BACKBONES}.")] = None,
+    weights: Annotated[Path | None, Option(help="Weights of the backbone: imagenet-vgg-f.mat for cnn-f.")] = None,
+    features: Annotated[str | None, Option(help="For methods on features: gist, or a backbone.")] = None,
+    image_size: Annotated[int | None, Option(help="Image side in pixels; larger is slower and better.")] = None,
+    frozen_blocks: Annotated[int | None, Option(help="Leading blocks that are not trained.")] = None,
+    epochs: Annotated[int | None, Option(help="Training epochs.")] = None,
+    precision: Annotated[str | None, Option(help="Arithmetic of training: float32 or bfloat16.")] = None,
     chosen: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; see: hashlens methods NAME"),
+        list[str] | None, Option("--set", metavar="NAME=VALUE", help="Any other setting; see: hashlens methods NAME")
     ] = None,
-    triplets: Annotated[
-        Path | None, typer.Option(help="Learn from this file instead of labels: query, positive, negative per line.")
-    ] = None,
-    preset: Annotated[str | None, typer.Option(help="published: the authors' released configuration.")] = None,
-    quirk: Annotated[
-        str | None, typer.Option(help="transposed-test-batch: CIFAR-10 with the bug of the authors' code.")
-    ] = None,
+    triplets: Annotated[Path | None, Option(help="Learn from lines of query,positive,negative, not labels.")] = None,
+    preset: Annotated[str | None, Option(help="published: the authors' released configuration.")] = None,
+    quirk: Annotated[str | None, Option(help="transposed-test-batch: a bug of the authors' CIFAR-10 code.")] = None,
     columns: COLUMNS = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    device: Annotated[str | None, Option(help="auto, cpu or cuda.")] = None,
     from_file: FROM_FILE = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
+    resume: Annotated[Path | None, Option(help="Resume the run in this folder.")] = None,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
     """Learn a hasher from labelled images, encode them and print MAP."""
+    from hashlens.features.extractor import is_features
     from hashlens.hashers.methods import METHODS, hasher_class
     from hashlens.results.runs import load_config
     from hashlens.settings import checked, parse
 
     progress = Progress(quiet)
     if resume is not None:
-        others = set(typed(context)) - {"resume", "from_file", "as_json", "quiet"}
-        if others:
+        if set(options.typed(context)) - {"resume", "from_file", "as_json", "quiet"}:
             raise UsageError("--resume takes everything from the run's folder; omit the source and other options")
         config, out = load_config(resume), resume
-        source = config["source"]
-        if (out / "result.json").exists():
-            raise UsageError(f"{out} contains a finished run; there is nothing to resume")
+        typed = config
     else:
         if not source:
             raise UsageError("say what to train on: hashlens train cifar10, or hashlens train path/to/folder")
         named = ("backbone", "features", "image_size", "frozen_blocks", "epochs", "precision", "device")
-        options = {"n_bits": bits, "random_state": seed} | {name: context.params[name] for name in named}
-        options["weights"] = None if weights is None else str(weights)
+        values = {"n_bits": bits, "random_state": seed, "weights": weights and str(weights)}
         if method in METHODS and METHODS[method].deep:
             require(*DEEP, why=method)
         cls = hasher_class(method)
-        params = checked(cls, given(options)) | parse(cls, chosen or [])
+        params = checked(cls, given(values | {name: context.params[name] for name in named})) | parse(cls, chosen or [])
+        if params.get("weights"):  # also with --set
+            params["weights"] = options.full_path(Path(params["weights"]))
         asked = {
-            "triplets": None if triplets is None else str(triplets),
+            "triplets": options.full_path(triplets),
             "preset": preset,
             "quirk": quirk,
-            "columns": given(vars(chosen_columns(columns))) or None,
+            "columns": given(vars(options.chosen_columns(columns))) or None,
         }
         config = _config(source, protocol, seed, method, params) | given(asked)
+        # an error names files as they were typed; the run remembers where they are
+        typed = config | given({"source": source, "triplets": triplets})
         _require_possible(cls, config)
         out = out or Path("runs") / f"{Path(source).resolve().name}-{method}-{bits}"
         require_own(out, RUN, "run")
         if (out / "cells").exists():
             raise UsageError(f"{out} is the folder of a comparison; choose another --out")
-        if (out / "result.json").exists():
-            raise UsageError(f"{out} contains a finished run; choose another --out or remove that folder")
         if (out / "checkpoint.safetensors").exists() and load_config(out) != json.loads(json.dumps(config)):
             raise UsageError(
                 f"{out} contains another run that was stopped; resume it with hashlens train --resume {quoted(out)}, or"
                 " choose another --out"
             )
-    # an error names the source as it was typed; the run remembers where it is
-    result = _run(open_source_of(config | {"source": source}, from_file, progress), config, out, progress)
-    _finish(result, out, as_json, f"hashlens encode path/to/images --model {quoted(out / 'model')} --out codes")
+    if (out / "result.json").exists():
+        raise UsageError(f"{out} contains a finished run; choose another --out, or remove that folder to train again")
+    opened = options.open_source_of(typed, from_file, progress)
+    result = _run(opened, config, out, progress, triplets=typed.get("triplets"))
+    following = f"hashlens encode path/to/images --model {quoted(out / 'model')} --out codes"
+    if is_features(opened.images):  # no command computes them for other images
+        following = f"hashlens evaluate {quoted(out)}"
+    _finish(result, out, as_json, following)
 
 
 def _config(source: str, protocol: str | None, seed: int, method: str, params: dict[str, Any]) -> dict[str, Any]:
@@ -203,44 +183,42 @@ def _make(config: dict[str, Any], n_train: int) -> Hasher:
 
 
 def _run(
-    source: Source, config: dict[str, Any], out: Path, progress: Progress, replace: bool = False
+    source: Source,
+    config: dict[str, Any],
+    out: Path,
+    progress: Progress,
+    *,
+    triplets: str | Path | None = None,
+    replace: bool = False,
 ) -> dict[str, Any]:
     from hashlens.data import make_protocol
     from hashlens.files import alone_in, storage_errors
     from hashlens.results import runs
+    from hashlens.results.tables import split_text
 
     for warning in source.warnings:
         progress.say(f"note: {warning}")
     if source.skipped:
-        progress.say(f"note: {len(source.skipped):,} images are skipped; see {out / 'skipped.csv'}")
+        progress.say(f"note: skipping {counted(len(source.skipped), 'image')}; see {out / 'skipped.csv'}")
     protocol = make_protocol(source, config["protocol"], config["seed"])
     hasher = _make(config, len(protocol.train))
-    progress.say(
-        f"{config['method'].upper()}, {hasher.n_bits} bits, seed {config['seed']}:"
-        f" {len(protocol.train):,} training images, {len(protocol.query):,} queries,"
-        f" {len(protocol.database):,} database → {out}/"
-    )
-    triplets = runs.read_triplets_of(config, source, protocol, progress.say)
+    split = split_text(runs.protocol_facts(protocol))
+    progress.say(f"{config['method'].upper()}, {counted(hasher.n_bits, 'bit')}, {split} → {out}/")
+    pairs = None if triplets is None else runs.read_triplets_of(Path(triplets), source, protocol, progress.say)
     progress.say(f"Ctrl-C stops and saves; resume with: hashlens train --resume {quoted(out)}")
     if replace:
         with storage_errors(out):
             (out / "checkpoint.safetensors").unlink(missing_ok=True)
-    command = shlex.join(["hashlens", *sys.argv[1:]])
-    with alone_in(out), interruptible() as stop:
+    with alone_in(out), options.interruptible() as stop:
         return runs.run(
             source, protocol, hasher, out,
-            config=config, triplets=triplets, commands=[command], progress=progress, stop=stop,
+            config=config, triplets=pairs, commands=[options.command_line()], progress=progress, stop=stop,
         )  # fmt: skip
 
 
 def _finish(result: dict[str, Any], out: Path, as_json: bool, following: str) -> None:
     from hashlens.results.runs import headline
 
-    if as_json:
-        print(json.dumps(result))
-        return
-    print(headline(result))
-    for what, name in (("figure", "results.png"), ("report", "report.html"), ("model", "model")):
-        if (out / name).exists():
-            print(f"{what:<8} {out / name}")
-    print(f"next     {following}")
+    files = {"figure": out / "results.png", "report": out / "report.html", "model": out / "model"}
+    written = [f"{what:<8} {path}" for what, path in files.items() if path.exists()]
+    options.show(result, as_json, headline(result), *written, f"next     {following}")

@@ -1,8 +1,8 @@
-"""Figures: neighbours and numbers in; PNG files, or SVG text to put into a page, out.
+"""Figures: numbers in; PNG, SVG and PDF files, or SVG text to put into a page, out.
 
-Right and wrong differ in three ways, so that they can be told apart without colour: a solid green frame and a check
-mark against a dashed red frame and a cross. The signs are drawn as lines, because fonts may lack them. Figures for
-files are made with matplotlib's objects and not with pyplot, which keeps every figure in a global list.
+A method has the same colour, dashes and marker in every panel, and no two of up to 36 methods share their dashes and
+marker, so that lines can be told apart without colour. Figures for files are made with matplotlib's objects and not
+with pyplot, which keeps every figure in a global list.
 """
 
 from __future__ import annotations
@@ -10,189 +10,52 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hashlens.files import replacing
+from hashlens.files import replacing, write_text
+from hashlens.results.tables import length_name, method_name, row_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from PIL.Image import Image
 
-GREEN, RED = "#1a7f37", "#cf222e"
 INK, GREY, BLUE = "#1f2328", "#59636e", "#0969da"
 # Stand-ins: matplotlib does not know CSS colours, so these two are replaced in its output.
 PAGE_INK, PAGE_ACCENT = "#010203", "#040506"
+DPI = 200
 
 # The lengths of the three lists have no common divisor, so that only 252 methods later one looks like another.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07d00", "#3a96d0", "#7f7f7f")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p")
 DASHES: tuple[Any, ...] = ("solid", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 
+# The columns of metrics.csv that are drawn over the epochs, with the titles of their panels.
 CURVES = {
     "loss": "Loss",
     "active": "Active triplets",
     "quantisation": "Quantisation error",
     "dead_bits": "Dead bits",
 }
-"""The columns of metrics.csv that are drawn over the epochs, with the titles of their panels."""
+
+Line = Sequence[tuple[float, float, float]]  # x, MAP and its deviation
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with its numbers; `svg` is safe markup for a page, or empty where only the files of `name` exist."""
+    """A figure for a page with its numbers; `svg` is safe markup."""
 
-    name: str
     title: str
-    words: str  # what it shows, for screen readers
-    svg: str = ""
+    svg: str
     columns: list[str] = field(default_factory=list)
     rows: list[list[str]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Neighbours:
-    """One query and its nearest images; `right` is whether they share its label, None where there are no labels."""
-
-    query: Image
-    query_label: str
-    images: list[Image]
-    labels: list[str]
-    distances: list[int]
-    right: list[bool] | None
-    n_bits: int
-
-
-# The retrieval figure is laid out in hundredths of an inch, from the top left corner.
-CELL = 96  # at 200 dots per inch 192 dots, a whole multiple of CIFAR's 32
-PAD = 16
-GAP = 30  # between the query and its neighbours
-ROW = CELL + 54  # an image and two lines of text
-HEAD, FOOT = 62, 40
-DPI = 200
-DPI_OF_IMAGES = 100  # a hundred images, sharp enough on any screen, in a file small enough to send
-
-
-def retrieval_figure(rows: list[Neighbours], path: Path, *, title: str) -> None:
-    """Write a PNG with one query per row: the query at the left, its nearest images at the right."""
-    save_png(draw_retrieval(rows, title=title), path)
-
-
-def draw_retrieval(rows: list[Neighbours], *, title: str) -> Figure:
-    if not rows:
-        raise ValueError("a retrieval figure needs at least one query")
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    widest = max(len(row.images) for row in rows)
-    # Never so narrow that the legend is cut off.
-    width = max(PAD + CELL + GAP + widest * (CELL + PAD), 640)
-    height = HEAD + len(rows) * ROW + FOOT
-    figure = Figure(figsize=(width / 100, height / 100), dpi=DPI_OF_IMAGES, facecolor="white")
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, width), ylim=(height, 0))
-    axes.axis("off")
-
-    nearest = PAD + CELL + GAP
-    _text(axes, PAD, 17, title, size=11, weight="bold")
-    _text(axes, PAD, 46, "query", size=8, color=GREY)
-    _text(axes, nearest, 46, "nearest first", size=8, color=GREY)
-    for number, row in enumerate(rows):
-        top = HEAD + number * ROW
-        _image(axes, row.query, PAD, top)
-        _frame(axes, PAD, top, CELL, color=INK, linewidth=3.5)
-        _text(axes, PAD, top + CELL + 17, _short(row.query_label), size=8, weight="bold")
-        verdicts: Sequence[bool | None] = row.right or [None] * len(row.images)
-        neighbours = zip(row.images, row.labels, row.distances, verdicts, strict=True)
-        for rank, (image, label, distance, right) in enumerate(neighbours):
-            left = nearest + rank * (CELL + PAD)
-            _image(axes, image, left, top)
-            _verdict_frame(axes, left, top, CELL, right)
-            if right is not None:
-                _sign(axes, left, top + CELL + 11, 12, right)
-            bits = "1 bit" if distance == 1 else f"{distance} bits"
-            _text(axes, left + (0 if right is None else 18), top + CELL + 17, bits, size=8)
-            _text(axes, left, top + CELL + 32, _short(label), size=8, color=GREY)
-
-    rule = height - FOOT
-    axes.add_line(Line2D([PAD, width - PAD], [rule, rule], color="#d1d9e0", linewidth=0.8))
-    middle = height - FOOT / 2
-    judged = any(row.right for row in rows)
-    for left, right, text in ((PAD, True, "same label"), (PAD + 140, False, "other label")) if judged else ():
-        _verdict_frame(axes, left, middle - 9, 18, right)
-        _sign(axes, left + 28, middle - 6, 12, right)
-        _text(axes, left + 46, middle, text, size=8)
-    lengths = " or ".join(str(n_bits) for n_bits in sorted({row.n_bits for row in rows}))
-    _text(
-        axes,
-        PAD + (295 if judged else 0),
-        middle,
-        f"bits: how many of the {lengths} differ from the query's code",
-        size=8,
-    )
-    return figure
-
-
-def _image(axes: Axes, image: Image, left: float, top: float) -> None:
-    from PIL import Image as images
-    from PIL import ImageOps
-
-    dots = CELL * DPI_OF_IMAGES // 100
-    # Lanczos makes 32x32 pixels a soft photograph; nearest neighbour a mosaic that is harder to recognise.
-    square = ImageOps.pad(image.convert("RGB"), (dots, dots), images.Resampling.LANCZOS, color="white")
-    place = (left, left + CELL, top + CELL, top)
-    axes.imshow(np.asarray(square), extent=place, aspect="auto", interpolation="nearest")
-
-
-def _frame(axes: Axes, left: float, top: float, size: float, **style: Any) -> None:
-    from matplotlib.patches import Rectangle
-
-    # Outside the image, so that white shows between the dashes.
-    left, top, size = left - 2, top - 2, size + 4
-    axes.add_patch(Rectangle((left, top), size, size, fill=False, joinstyle="miter", **style))
-
-
-def _verdict_frame(axes: Axes, left: float, top: float, size: float, right: bool | None) -> None:
-    if right is None:
-        return _frame(axes, left, top, size, color=GREY, linewidth=1)
-    color, dashes = (GREEN, "solid") if right else (RED, (0, (2.2, 1.4)))
-    _frame(axes, left, top, size, color=color, linewidth=2.4, linestyle=dashes, capstyle="butt")
-
-
-def _sign(axes: Axes, left: float, top: float, size: float, right: bool) -> None:
-    """A check mark or a cross in the square of `size` at (left, top)."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path as Line
-
-    if right:
-        points, moves = [(0.05, 0.55), (0.38, 0.9), (0.95, 0.1)], [Line.MOVETO, Line.LINETO, Line.LINETO]
-    else:
-        points, moves = [(0.1, 0.1), (0.9, 0.9), (0.1, 0.9), (0.9, 0.1)], [Line.MOVETO, Line.LINETO] * 2
-    line = Line([(left + size * x, top + size * y) for x, y in points], moves)
-    style: dict[str, Any] = {"edgecolor": GREEN if right else RED, "linewidth": 2}
-    axes.add_patch(PathPatch(line, fill=False, capstyle="round", joinstyle="round", **style))
-
-
-def _text(axes: Axes, x: float, y: float, text: str, *, color: str = INK, **style: Any) -> None:
-    # A label may contain a dollar sign, which is not the start of a formula.
-    axes.text(x, y, text, color=color, va="center_baseline", parse_math=False, **style)
-
-
-def _short(label: str) -> str:
-    """A label that fits under an image."""
-    return label if len(label) <= 16 else label[:15] + "…"
-
-
-def save_png(figure: Figure, path: Path) -> None:
-    with replacing(path) as temporary:
-        # Without matplotlib's version in the file, equal figures are equal files.
-        figure.savefig(temporary, format="png", metadata={"Software": None})
+# Training curves and single lines
 
 
 def curves_figure(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -201,19 +64,15 @@ def curves_figure(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
     curves = {title: (epochs, values) for title, (epochs, values) in curves.items() if epochs}
     if not curves:
         raise ValueError("there is no epoch to draw in the metrics")
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     columns = min(len(curves), 2)
     lines = -(-len(curves) // columns)
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
-    figure = Figure(figsize=(4 * columns, 2.6 * lines), dpi=DPI, facecolor="white", layout=layout)
+    figure = _new_figure(4 * columns, 2.6 * lines)
     for number, (title, (epochs, values)) in enumerate(curves.items(), start=1):
         axes = figure.add_subplot(lines, columns, number)
         decorate(axes, title, "epoch", "", INK)
         _line(axes, epochs, values, BLUE)
         _epoch_axis(axes)
-    save_png(figure, path)
+    save_figure(figure, path)
 
 
 def curve(metrics: Sequence[Mapping[str, Any]], column: str) -> tuple[list[float], list[float]]:
@@ -234,11 +93,167 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float], color: str) -> Non
     axes.set_ylim(0, max(*y, 0) * 1.08 or 1)
 
 
-def decorate(axes: Axes, title: str, x_label: str, y_label: str, ink: str) -> None:
-    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=ink, parse_math=False)
-    axes.set_xlabel(x_label, fontsize=9, color=ink, parse_math=False)
-    axes.set_ylabel(y_label, fontsize=9, color=ink, parse_math=False)
-    plain_axes(axes, ink)
+def _epoch_axis(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10], min_n_ticks=1))
+
+
+def svg_line(
+    name: str, x: Sequence[float], y: Sequence[float], x_label: str, y_label: str, text: str, scale: str = ""
+) -> str:
+    """One line as an `<svg>` element for HTML, the same bytes for the same numbers.
+
+    `name` is unique in the page and starts every id, so that plots in one page do not share ids. `text` is for screen
+    readers. Ink takes the colour of the text around it and the line takes `--accent`, so the plot follows light and
+    dark pages. The `scale` "unit" shows both axes from 0 to 1, "log" has a logarithmic x axis, "epochs" marks integers.
+    """
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
+
+    figure = _new_figure(4.4, 2.9)
+    axes = figure.add_subplot()
+    decorate(axes, "", x_label, y_label, PAGE_INK)
+    _line(axes, x, y, PAGE_ACCENT)
+    if scale == "unit":
+        axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    if scale == "log" and 0 < min(x) < max(x):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.xaxis.set_minor_locator(NullLocator())
+    if scale == "epochs":
+        _epoch_axis(axes)
+    return svg_element(figure, name, text)
+
+
+# Comparisons and ablations
+
+
+def write_figures(out: Path, result: Mapping[str, Any]) -> list[Drawing]:
+    """Write the figures of a comparison as files, and give them for the report."""
+    title = "MAP against the number of bits"
+    words = in_words(title, {row_label(row): map_line(row) for row in result["rows"]}, length_name)
+    figures: dict[str, tuple[str, Callable[..., Figure], str]] = {"map": (title, map_figure, words)}
+    title, words = "Precision and recall over the Hamming radius", "Precision against recall, at each length."
+    figures["precision-recall"] = (title, precision_recall_figure, words)
+    for name, (_, draw, _) in figures.items():
+        save_figure(draw(result), out / f"{name}.png", out / f"{name}.svg")
+    return [
+        Drawing(title, svg_element(draw(result, PAGE_INK), name, words))
+        for name, (title, draw, words) in figures.items()
+    ]
+
+
+def map_figure(result: Mapping[str, Any], ink: str = INK) -> Figure:
+    """MAP against the number of bits: a panel per kind of features, a line per method, bars for the deviation."""
+    kinds = list(dict.fromkeys(row["features"] for row in result["rows"]))
+    figure = _methods_figure(len(kinds), 1, 4.2, result, ink)
+    panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]  # heights are compared across panels
+    for kind, axes in zip(kinds, panels, strict=True):
+        decorate(axes, kind, "bits", "MAP" if kind == kinds[0] else "", ink)
+        for row in result["rows"]:
+            if row["features"] == kind:
+                _plot(axes, map_line(row), _style(result, row["method"]))
+        axes.set_xticks(result["bits"])
+        axes.margins(y=0.08)  # not from 0: many methods are near each other, far above it
+        _not_too_near(axes)
+    return figure
+
+
+def plot_map(result: Mapping[str, Any], axes: Axes | None = None) -> Axes:
+    """MAP against the number of bits on the given axes or new ones, a line per method and kind of features."""
+    if axes is None:
+        import matplotlib.pyplot as plt
+
+        axes = plt.figure(layout="constrained").add_subplot()
+    decorate(axes, result["source"], "bits", "MAP", INK)
+    for place, row in enumerate(result["rows"]):
+        _plot(axes, map_line(row), series_style(place, row_label(row)))
+    axes.set_xticks(result["bits"])
+    axes.legend(frameon=False, fontsize=9)
+    return axes
+
+
+def precision_recall_figure(result: Mapping[str, Any], ink: str = INK) -> Figure:
+    """Precision against recall over the Hamming radius: a column of panels per length, a row per kind."""
+    kinds = list(dict.fromkeys(row["features"] for row in result["rows"]))
+    bits = [str(n) for n in result["bits"]]
+    figure = _methods_figure(len(bits), len(kinds), 3.1, result, ink)
+    for (i, j), axes in np.ndenumerate(figure.subplots(len(kinds), len(bits), squeeze=False)):
+        y_label = "precision" if j == 0 else ""
+        decorate(axes, f"{kinds[i]}, {length_name(bits[j])}", "recall" if i == len(kinds) - 1 else "", y_label, ink)
+        for row in result["rows"]:
+            curve = row["lengths"][bits[j]]["pr_curve"]
+            if row["features"] == kinds[i] and curve:
+                # without radii where nothing is found, so that precision is not defined
+                points = [(r, p) for r, p in zip(curve["recall"], curve["precision"], strict=True) if r > 0]
+                # the same distance on the line between markers, whatever the number of radii
+                axes.plot(*zip(*points, strict=True), markevery=0.15, **_style(result, row["method"]))
+        # each panel has its own upper end, or weak features would be a thin band
+        top = max((max(line.get_ydata()) for line in axes.lines), default=1)
+        axes.set(xlim=(0, 1.02), ylim=(0, min(1.02, 1.1 * top)))
+    return figure
+
+
+def ablation_figure(title: str, x_label: str, lines: Mapping[str, Line], *paths: Path) -> None:
+    """Write a figure of MAP against the value that was changed, one line per length."""
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    figure = _new_figure(5.4, 3.4)
+    axes = figure.add_subplot()
+    decorate(axes, title, x_label, "MAP", INK)
+    for place, (label, points) in enumerate(lines.items()):
+        _plot(axes, points, series_style(place, label))
+    values = sorted({x for points in lines.values() for x, _, _ in points})
+    if values[0] > 0:
+        axes.set_xscale("log")
+    axes.set_xticks(values)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
+    _not_too_near(axes)
+    if len(lines) > 1:
+        axes.legend(frameon=False, fontsize=9, handlelength=3.6)
+    save_figure(figure, *paths)
+
+
+def map_line(row: Mapping[str, Any]) -> Line:
+    """Of a row of a comparison: the lengths that are finished."""
+    at = row["lengths"].items()
+    return [(int(n), one["map"], one["map_deviation"] or 0.0) for n, one in at if one["map"] is not None]
+
+
+def in_words(title: str, lines: Mapping[str, Line], name: Callable[[float], str] = "{:g}".format) -> str:
+    """What a figure of MAP shows, for screen readers."""
+    said = [
+        f"{label} " + ", ".join(f"{y:.3f} at {name(x)}" for x, y, _ in points)
+        for label, points in lines.items()
+        if points
+    ]
+    return f"{title}: {'; '.join(said)}."
+
+
+def _methods_figure(columns: int, rows: int, side: float, result: Mapping[str, Any], ink: str) -> Figure:
+    """Room for panels, and at the right a legend of all methods that have a line, best first."""
+    from matplotlib.lines import Line2D
+
+    figure = _new_figure(side * columns + 1.4, max(0.85 * side * rows, 0.19 * len(result["methods"])) + 0.3)
+    ranked = sorted((row for row in result["rows"] if row["mean_map"] is not None), key=lambda row: -row["mean_map"])
+    lines = [Line2D([], [], **_style(result, method)) for method in dict.fromkeys(row["method"] for row in ranked)]
+    # lines that are long enough to show the dashes
+    figure.legend(handles=lines, loc="outside right upper", frameon=False, fontsize=9, handlelength=3.6, labelcolor=ink)
+    return figure
+
+
+def _style(result: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """A method looks the same in every panel."""
+    return series_style(result["methods"].index(method), method_name(method))
+
+
+def _plot(axes: Axes, points: Line, style: Mapping[str, Any]) -> None:
+    if points:
+        x, y, deviations = zip(*points, strict=True)
+        bars = deviations if any(deviations) else None  # one seed has none
+        axes.errorbar(x, y, yerr=bars, capsize=3, elinewidth=1, **style)
 
 
 def series_style(place: int, label: str) -> dict[str, Any]:
@@ -253,76 +268,57 @@ def series_style(place: int, label: str) -> dict[str, Any]:
     }
 
 
-def not_too_near(axes: Axes, span: float = 0.05) -> None:
+def _not_too_near(axes: Axes, span: float = 0.05) -> None:
     """Make the vertical axis span at least `span`, so that a meaningless difference does not look large."""
     low, high = axes.get_ylim()
     if high - low < span:
         axes.set_ylim((low + high - span) / 2, (low + high + span) / 2)
 
 
-def plain_axes(axes: Axes, ink: str) -> None:
-    """Two axes and a faint grid."""
+# What all figures share
+
+
+def _new_figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+    return Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout=layout)
+
+
+def decorate(axes: Axes, title: str, x_label: str, y_label: str, ink: str) -> None:
+    """Title and labels, two axes and a faint grid."""
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=ink, parse_math=False)
+    axes.set_xlabel(x_label, fontsize=9, color=ink, parse_math=False)
+    axes.set_ylabel(y_label, fontsize=9, color=ink, parse_math=False)
     axes.grid(color=ink, alpha=0.15, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(ink)
     axes.tick_params(colors=ink, labelsize=8)
 
 
-def _epoch_axis(axes: Axes) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10], min_n_ticks=1))
-
-
-def svg_line(
-    name: str,
-    x: Sequence[float],
-    y: Sequence[float],
-    *,
-    x_label: str,
-    y_label: str,
-    text: str,
-    unit_square: bool = False,
-    log_x: bool = False,
-    epochs: bool = False,
-) -> str:
-    """One line as an `<svg>` element for HTML, the same bytes for the same numbers.
-
-    `name` is unique in the page and starts every id, so that plots in one page do not share ids. `text` is for screen
-    readers. Ink takes the colour of the text around it and the line takes `--accent`, so the plot follows light and
-    dark pages. `unit_square` shows both axes from 0 to 1, `log_x` has a logarithmic x axis, `epochs` marks integers.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
-
-    with svg_style():
-        figure = Figure(figsize=(4.4, 2.9), layout="constrained")
-        axes = figure.add_subplot()
-        decorate(axes, "", x_label, y_label, PAGE_INK)
-        _line(axes, x, y, PAGE_ACCENT)
-        if unit_square:
-            axes.set(xlim=(0, 1), ylim=(0, 1.02))
-        if log_x and 0 < min(x) < max(x):
-            axes.set_xscale("log")
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
-            axes.xaxis.set_minor_locator(NullLocator())
-        if epochs:
-            _epoch_axis(axes)
-        return svg_element(figure, name, text)
-
-
-def svg_style() -> AbstractContextManager[None]:
-    """Within, figures are drawn and written with text as text, the same bytes for the same numbers."""
-    import matplotlib
-
-    return matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hashlens", "font.family": "sans-serif"})
+def save_figure(figure: Figure, *paths: Path) -> None:
+    """Write PNG, SVG or PDF files, by the ends of their names; equal figures are equal files."""
+    # without versions and dates
+    metadata: dict[str, Any] = {
+        ".png": {"Software": None},
+        ".pdf": dict.fromkeys(("CreationDate", "Producer", "Creator")),
+    }
+    for path in paths:
+        if path.suffix == ".svg":
+            write_text(path, svg_text(figure))
+            continue
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format=path.suffix[1:], metadata=metadata[path.suffix])
 
 
 def svg_text(figure: Figure) -> str:
-    """A whole SVG file."""
+    """A whole SVG file with text as text, the same bytes for the same numbers."""
+    import matplotlib
+
     file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hashlens"}):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return file.getvalue()
 
 

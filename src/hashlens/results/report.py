@@ -9,17 +9,17 @@ import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from PIL.Image import Image
 
 from hashlens.files import write_text
 from hashlens.progress import duration
-from hashlens.results.figures import CURVES, Drawing, Neighbours, curve, svg_line
+from hashlens.results.figures import CURVES, Drawing, curve, svg_line
 from hashlens.results.metrics import titled
 from hashlens.results.published import NOT_COMPARABLE
+from hashlens.results.retrieval import Neighbours
 from hashlens.results.tables import signed
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 TRIPLETS = "Share of held-out triplets whose positive is nearer than the negative; a tie counts half."
 SETTINGS = {"method": "Method", "n_bits": "Bits", "source": "Data", "backbone": "Backbone", "image_size": "Image size"}
@@ -130,26 +130,26 @@ def _result_plots(scores: Mapping[str, Any]) -> Iterator[Drawing]:
     if curves := scores.get("pr_curve"):
         # in the order of growing radius: several radii may have the same recall
         points = list(zip(curves["recall"], curves["precision"], strict=True))
-        yield _plot("pr-curve", "Precision and recall", "recall", "precision", points, unit_square=True)
+        yield _plot("pr-curve", "Precision and recall", "recall", "precision", points, "unit")
     at = [(int(key.rpartition("_")[2]), scores[key]) for key, m, *_ in titled(scores) if m.key == "precision_at"]
     if at:
-        yield _plot("precision-at", "Precision among the N nearest images", "N", "precision", sorted(at), log_x=True)
+        yield _plot("precision-at", "Precision among the N nearest images", "N", "precision", sorted(at), "log")
 
 
 def _training_plots(history: Sequence[Mapping[str, Any]]) -> Iterator[Drawing]:
     for column, title in CURVES.items():
         points = list(zip(*curve(history, column), strict=True))
         if points:
-            yield _plot(f"training-{column}", title, "epoch", title.lower(), points, epochs=True)
+            yield _plot(f"training-{column}", title, "epoch", title.lower(), points, "epochs")
 
 
-def _plot(name: str, title: str, x_name: str, y_name: str, points: Points, **how: bool) -> Drawing:
+def _plot(name: str, title: str, x_name: str, y_name: str, points: Points, scale: str) -> Drawing:
     text = f"{title}: {_ends(y_name, x_name, points)}"
     x, y = zip(*points, strict=True)
-    svg = svg_line(name, x, y, x_label=x_name, y_label=y_name, text=text, **how)
+    svg = svg_line(name, x, y, x_name, y_name, text, scale)
     last = max(1, len(points) - 1)
     thin = points if len(points) <= MAX_ROWS else [points[round(i * last / (MAX_ROWS - 1))] for i in range(MAX_ROWS)]
-    return Drawing(name, title, text, svg, [x_name, y_name], [[f"{x:.4g}", f"{y:.4g}"] for x, y in thin])
+    return Drawing(title, svg, [x_name, y_name], [[f"{x:.4g}", f"{y:.4g}"] for x, y in thin])
 
 
 def _ends(y_name: str, x_name: str, points: Points) -> str:

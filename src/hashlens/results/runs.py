@@ -22,21 +22,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hashlens.codes import Codes
+from hashlens.codes.folder import CodesFolder, write_codes
+from hashlens.codes.model import ModelFolder
+from hashlens.data import Source
+from hashlens.data.labels import Labels
+from hashlens.data.protocols import Protocol
+from hashlens.data.triplets import clean_triplets, read_triplets, split_triplets, triplets_right
 from hashlens.errors import DataError, UsageError
 from hashlens.files import quoted, require_room, storage_errors, write_csv, write_json
 from hashlens.machine import machine, versions
 from hashlens.progress import Progress, duration
+from hashlens.results.figures import curves_figure
+from hashlens.results.metrics import DEFINITIONS, evaluate_codes, evaluate_with_ranking
 from hashlens.results.published import NOT_COMPARABLE, published
+from hashlens.results.report import write_report
+from hashlens.results.retrieval import Neighbours, nearest, retrieval_figure
+from hashlens.results.tables import length_name, split_text
 
 if TYPE_CHECKING:
-    from hashlens.codes import Codes
-    from hashlens.data import Columns, Source
-    from hashlens.data.labels import Labels
-    from hashlens.data.protocols import Protocol
     from hashlens.hashers.base import Hasher
-    from hashlens.results.figures import Neighbours
-
-EXAMPLES, NEAREST = 10, 10  # rows and columns of results.png
 
 
 def run(
@@ -79,10 +84,11 @@ def run(
     seconds["encode"] = time.monotonic() - clock
 
     clock = time.monotonic()
-    scores = score(query, database, source, protocol) if len(query) else {}
+    scores: dict[str, Any] = {}
+    if len(query):
+        labels = source.labels[protocol.query], source.labels[protocol.database]
+        scores = evaluate_codes(query, database, *labels, topk=protocol.topk)
     if triplets is not None:
-        from hashlens.data.triplets import triplets_right
-
         named, places = np.unique(triplets[1], return_inverse=True)
         codes = hasher.encode(source.images[named])
         scores["triplets_right"] = triplets_right(*(codes[role] for role in places.reshape(-1, 3).T))
@@ -117,15 +123,11 @@ def run(
 
 
 def read_triplets_of(
-    config: dict[str, Any], source: Source, protocol: Protocol, say: Callable[[str], object]
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Triplets to train on, as places among the training rows, and those held out; None where labels are used."""
-    from hashlens.data.triplets import clean_triplets, read_triplets, split_triplets
-
-    if "triplets" not in config:
-        return None
+    path: Path, source: Source, protocol: Protocol, say: Callable[[str], object]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Triplets to train on, as places among the training rows, and those held out."""
     # duplicates and meaningless ones go first, so that none is both trained on and held out
-    given, notes = clean_triplets(read_triplets(Path(config["triplets"]), source.images), len(source.images))
+    given, notes = clean_triplets(read_triplets(path, source.images), len(source.images))
     for note in notes:
         say(f"note: {note}")
     return split_triplets(given, protocol.train, protocol.seed, say)
@@ -133,9 +135,6 @@ def read_triplets_of(
 
 def save_codes(out: Path, query: Codes, database: Codes, source: Source, protocol: Protocol) -> None:
     """Codes folders of the queries and of the database, with paths and labels, for the model in `out`."""
-    from hashlens.codes.folder import write_codes
-    from hashlens.codes.model import ModelFolder
-
     table = source.table.select([name for name in source.table.column_names if name != "split"])
     model = ModelFolder.resolve(out).describe()
     for role, codes, rows in (("query", query, protocol.query), ("database", database, protocol.database)):
@@ -144,9 +143,6 @@ def save_codes(out: Path, query: Codes, database: Codes, source: Source, protoco
 
 def load_codes(run: Path) -> tuple[Codes, Codes, Labels, Labels]:
     """Codes and labels of the queries and of the database."""
-    from hashlens.codes.folder import CodesFolder
-    from hashlens.data.labels import Labels
-
     (query, asked), (database, searched) = (
         CodesFolder.open(run / "codes" / role).concatenated() for role in ("query", "database")
     )
@@ -176,49 +172,6 @@ def protocol_facts(protocol: Protocol) -> dict[str, Any]:
     }
 
 
-def score(query: Codes, database: Codes, source: Source, protocol: Protocol) -> dict[str, Any]:
-    from hashlens.results.metrics import evaluate_codes
-
-    labels = source.labels
-    return evaluate_codes(query, database, labels[protocol.query], labels[protocol.database], topk=protocol.topk)
-
-
-def nearest(query: Codes, database: Codes, source: Source, protocol: Protocol) -> list[Neighbours]:
-    """The nearest images of a few queries: the first query of each of the first classes, whatever its score.
-
-    Without queries, a few images of the database are looked up, and what is found is not called right or wrong.
-    """
-    from hashlens.codes.hamming import distances
-    from hashlens.data.labels import relevant
-    from hashlens.results.figures import Neighbours
-
-    labelled = len(query) > 0
-    asked = protocol.query if labelled else protocol.database
-    query = query if labelled else database
-    labels = source.labels[asked] if labelled else None
-    kinds = [""] * len(asked) if labels is None else [labels.describe(row) for row in range(len(labels))]
-    rows = sorted({kind: row for row, kind in reversed(list(enumerate(kinds)))}.values())[:EXAMPLES]
-    rows += [row for row in range(len(asked)) if row not in rows][: EXAMPLES - len(rows)]
-    found = []
-    for row in rows:
-        apart = distances(query[row], database)[0]
-        order = np.argsort(apart, kind="stable")
-        order = order[protocol.database[order] != asked[row]][:NEAREST]
-        places = protocol.database[order]
-        found.append(
-            Neighbours(
-                query=source.images.thumbnail(int(asked[row])),
-                query_label=labels.describe(row) if labels is not None else source.images.names[asked[row]],
-                images=[source.images.thumbnail(int(place)) for place in places],
-                labels=[source.labels.describe(int(p)) if labelled else source.images.names[p] for p in places],
-                distances=apart[order].tolist(),
-                right=relevant(labels[[row]], source.labels[places])[0].tolist() if labels is not None else None,
-                n_bits=query.n_bits,
-            )
-        )
-    return found
-
-
 def headline(result: dict[str, Any]) -> str:
     """MAP with its definition and, where there is one, the paper's number."""
     scores = result["metrics"]
@@ -231,12 +184,7 @@ def headline(result: dict[str, Any]) -> str:
     if paper := result["paper"]:
         but = "" if paper["comparable"] else f" ({NOT_COMPARABLE})"
         lines.append(f"    {paper['map']:.3f}    the paper, {paper['source']}{but}")
-    p, counts = result["protocol"], result["seconds"]
-    lines.append(
-        f"protocol {p['name']}, seed {p['seed']}: {p['n_train']:,} training, {p['n_query']:,} queries,"
-        f" {p['n_database']:,} database · {duration(counts['total'])}"
-    )
-    return "\n".join(lines)
+    return "\n".join([*lines, f"{split_text(result['protocol'])} · {duration(result['seconds']['total'])}"])
 
 
 def load_config(out: Path) -> dict[str, Any]:
@@ -250,13 +198,6 @@ def load_config(out: Path) -> dict[str, Any]:
     raise DataError(f"{out} is not a run folder (its config.json is missing, damaged or of something else)")
 
 
-def columns_of(config: dict[str, Any]) -> Columns | None:
-    """The columns that were named for a table."""
-    from hashlens.data import Columns
-
-    return Columns(**config["columns"]) if "columns" in config else None
-
-
 def load_result(out: Path) -> dict[str, Any]:
     try:
         return json.loads((out / "result.json").read_text(encoding="utf-8"))
@@ -268,9 +209,6 @@ def load_result(out: Path) -> dict[str, Any]:
 
 def evaluate_run(run: Path, topk: int | None = None, **numbers: Sequence[int]) -> dict[str, Any]:
     """Score the saved codes of a run again, under every definition of MAP; `numbers` as in `evaluate_codes`."""
-    from hashlens.data.protocols import Protocol
-    from hashlens.results.metrics import DEFINITIONS, evaluate_with_ranking
-
     load_config(run)
     if load_result(run)["map"] is None:
         raise UsageError(f"the images of {run} have no labels, so it has no MAP; see triplets_right in result.json")
@@ -286,10 +224,7 @@ def evaluate_run(run: Path, topk: int | None = None, **numbers: Sequence[int]) -
 def _draw(
     out: Path, result: dict[str, Any], neighbours: list[Neighbours], history: list[Any], commands: list[str]
 ) -> None:
-    from hashlens.results.figures import curves_figure, retrieval_figure
-    from hashlens.results.report import write_report
-
-    title = f"{result['method'].upper()}, {result['n_bits']} bits, {result['source']}"
+    title = f"{result['method'].upper()}, {length_name(result['n_bits'])}, {result['source']}"
     score = "" if result["map"] is None else f": MAP {result['map']:.3f}"
     retrieval_figure(neighbours, out / "results.png", title=title + score)
     if history:

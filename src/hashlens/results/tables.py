@@ -10,9 +10,12 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
+from pathlib import Path
 from typing import Any
 
+from hashlens.files import write_csv, write_text
 from hashlens.hashers.methods import METHODS
+from hashlens.progress import counted
 from hashlens.results.metrics import columns_of_metrics
 from hashlens.results.published import NOT_COMPARABLE, PAPER
 from hashlens.results.significance import DRAWS, LEVEL
@@ -63,7 +66,8 @@ def map_table(result: Mapping[str, Any], labels: Mapping[str, str] | None = None
                 yield Entry(signed(at["map"], number["map"]) if number and at["map"] is not None else "")
         yield Entry(seconds_text(row["fit_seconds"]))
 
-    groups = [[list(entries(row)) for row in rows] for rows in _by_features(result["rows"])]
+    kinds = groupby(result["rows"], key=lambda row: row["features"])
+    groups = [[list(entries(row)) for row in rows] for _, rows in kinds]
     return Table([*columns, "train, s"], groups, 3, notes(result))
 
 
@@ -144,10 +148,14 @@ def notes(result: Mapping[str, Any]) -> list[str]:
 
 
 def title_of(result: Mapping[str, Any]) -> str:
-    split = result["protocol"]
+    return f"{result['source']}, {split_text(result['protocol'])}"
+
+
+def split_text(split: Mapping[str, Any]) -> str:
+    queries = counted(split["n_query"], "query", "queries")
     return (
-        f"{result['source']}, protocol {split['name']}, seed {split['seed']}: {split['n_train']:,} training,"
-        f" {split['n_query']:,} queries, {split['n_database']:,} database"
+        f"protocol {split['name']}, seed {split['seed']}: {split['n_train']:,} training, {queries},"
+        f" {split['n_database']:,} database"
     )
 
 
@@ -175,8 +183,11 @@ def as_text(result: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "* best of its length", *table.notes])
 
 
-def as_markdown(result: Mapping[str, Any]) -> str:
-    return table_markdown(map_table(result), title_of(result))
+def write_tables(stem: Path, table: Table, title: str, result: Mapping[str, Any]) -> None:
+    """STEM.md and .tex with the table, STEM.csv with everything that was measured."""
+    write_text(stem.with_name(f"{stem.name}.md"), table_markdown(table, title))
+    write_text(stem.with_name(f"{stem.name}.tex"), table_latex(table, title))
+    write_csv(stem.with_name(f"{stem.name}.csv"), *csv_table(result))
 
 
 def table_markdown(table: Table, title: str) -> str:
@@ -281,8 +292,8 @@ def learns_from(row: Mapping[str, Any]) -> str:
     return row["takes"] + ", labels" * row["supervised"]
 
 
-def length_name(n: str) -> str:
-    return "1 bit" if n == "1" else f"{n} bits"
+def length_name(n: Any) -> str:
+    return "1 bit" if int(n) == 1 else f"{n} bits"
 
 
 def seconds_text(seconds: float | None) -> str:
@@ -305,7 +316,3 @@ def signed(ours: float, theirs: float = 0.0) -> str:
 
 def _shown(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
-
-
-def _by_features(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    return [list(group) for _, group in groupby(rows, key=lambda row: row["features"])]

@@ -27,40 +27,30 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hashlens.data import Source, make_protocol, open_source, readable
+from hashlens.data.images import as_images
+from hashlens.data.labels import Labels
 from hashlens.data.protocols import Protocol
 from hashlens.errors import HashlensError, Stopped, StorageError, UsageError
 from hashlens.features.extractor import image_features, is_features
-from hashlens.files import require_room, storage_errors, write_csv, write_json, write_text
+from hashlens.features.nuswide import NUSWIDE
+from hashlens.files import require_room, storage_errors, write_csv, write_json
+from hashlens.hashers.base import Hasher
 from hashlens.machine import machine, versions
-from hashlens.progress import Progress, duration
-from hashlens.results.compare.cells import (
-    GIVEN,
-    NUSWIDE,
-    Cell,
-    Variant,
-    cell_codes,
-    data_hash,
-    identity_of,
-    load_cell,
-    plan_cells,
-    save_cell,
-)
-from hashlens.results.compare.comparison import Comparison, summarise
+from hashlens.progress import Progress, counted, duration
+from hashlens.results import figures, report, tables
+from hashlens.results.compare.cells import GIVEN, Cell, Variant, cell_codes, identify, load_cell, plan_cells, save_cell
+from hashlens.results.compare.comparison import Comparison, find_row, rows_of, summarise
 from hashlens.results.metrics import evaluate_with_ranking
 from hashlens.results.runs import learning_rows, save_codes
-from hashlens.results.tables import method_name
 
-if TYPE_CHECKING:
-    from hashlens.codes import Codes
-    from hashlens.hashers.base import Hasher
-
-__all__ = ["Cell", "Comparison", "Variant", "cell_codes", "compare"]
+__all__ = ["GIVEN", "Cell", "Comparison", "Variant", "cell_codes", "compare"]
 
 
 def compare(
@@ -104,13 +94,11 @@ def compare(
         raise UsageError(f"{folder} is a run folder; choose another --out")
     if keep and folder is None:
         raise UsageError("keep needs a folder for the model; give out")
-    variants = {variant.name: variant for variant in map(Variant.of, methods)}
-    names = {name.lower() for name in (*variants, *map(method_name, variants))}
-    if against and against.lower().partition(" on ")[0] not in names:
-        raise UsageError(f"'{against}' is not compared here; choose from {', '.join(variants)}")
+    variants = Variant.by_name(methods)
     hashers = plan_cells(source.images, variants, bits, features, seeds, settings or {})
-    shared = {"source": source.name, "split_hash": split.fingerprint(), "data_hash": data_hash(source)}
-    identities = {cell: identity_of(cell, hasher, shared) for cell, hasher in hashers.items()}
+    if against:
+        find_row(rows_of(hashers, variants), against)  # an unknown or ambiguous one is refused
+    identities = identify(hashers, source, split)
     finished: dict[Cell, dict[str, Any]] = {}
     average_precisions: dict[Cell, np.ndarray] = {}
     if folder:
@@ -125,7 +113,7 @@ def compare(
 
     missing = [cell for cell in hashers if cell not in finished]
     where = f" → {folder}/" if folder else ""
-    progress.say(f"{len(hashers):,} cells, {len(finished):,} already finished{where}")
+    progress.say(f"{counted(len(hashers), 'cell')}, {len(finished):,} already finished{where}")
     # counted over all cells, finished or not: a cell must not depend on which are left
     share = share or sum(hasher.takes == "images" for hasher in hashers.values()) > 1
     work = _Work(source, split, folder, share, progress, stop)
@@ -133,39 +121,35 @@ def compare(
     best: tuple[Cell, Hasher] | None = None
     stopped = False
     for number, cell in enumerate(missing, start=1):
-        stopped = stop()
-        if stopped:
+        if stopped := stop():
             break
         hasher = hashers.pop(cell)  # its memory is freed afterwards
         which = f"{number}/{len(missing)} {cell}"
+        training = None if folder is None else folder / "training" / cell.name
+        if training and (own := identities[cell].get("backbone_hash")):  # a checkpoint has only its class name
+            training = training.with_name(f"{cell.name}-{own[:8]}")
         try:
-            scores, seconds, query, database, average_precisions[cell] = work.run(cell, hasher)
+            numbers, arrays = work.run(cell, hasher, training)
         except StorageError:
             raise  # the others could not be written either
+        except Stopped:
+            stopped = True
+            break
         except (HashlensError, MemoryError) as error:
-            stopped = isinstance(error, Stopped)
-            if stopped:
-                break
             few = "not enough memory; compare fewer images or use a machine with more"
             failed[cell] = error.message if isinstance(error, HashlensError) else few
             progress.say(f"{which}: failed: {failed[cell]}")
             continue
-        finished[cell] = identities[cell] | {
-            "map": scores["map"],
-            "metrics": scores,
-            "seconds": seconds,
-            "versions": versions(),
-            "machine": machine(),
-        }
+        finished[cell] = identities[cell] | numbers
+        average_precisions[cell] = arrays["average_precision"]
         if folder:
-            save_cell(folder, cell, finished[cell], query, database, average_precisions[cell])
+            save_cell(folder, cell, finished[cell], arrays)
         if keep and cell == _winner(finished):
             best = cell, hasher
-        progress.say(f"{which}: MAP {scores['map']:.4f}, trained in {duration(seconds['fit'])}")
+        progress.say(f"{which}: MAP {numbers['map']:.4f}, trained in {duration(numbers['seconds']['fit'])}")
 
-    comparison = Comparison(
-        summarise(list(identities), finished, failed, variants, source, split), average_precisions, folder
-    )
+    result = summarise(list(identities), finished, failed, variants, source.name, split)
+    comparison = Comparison(result | {"n_skipped": len(source.skipped)}, average_precisions, folder)
     comparison.add_p_values(against)
     if folder and finished and report:
         _write(folder, comparison.result, commands)
@@ -180,9 +164,6 @@ def compare(
 
 def _source(data: Source | str | Path | tuple[Any, Any]) -> Source:
     if isinstance(data, tuple):
-        from hashlens.data.images import as_images
-        from hashlens.data.labels import Labels
-
         X, y = data
         images: Any = X if is_features(X) else as_images(X)
         return Source("arrays", images, Labels.of(y))
@@ -207,11 +188,10 @@ class _Work:
     array: np.ndarray | None = None
     error: HashlensError | None = None
 
-    def run(self, cell: Cell, hasher: Hasher) -> tuple[dict[str, Any], dict[str, float], Codes, Codes, np.ndarray]:
-        """Scores, seconds, codes and average precisions; a network that is stopped in training leaves a checkpoint."""
+    def run(self, cell: Cell, hasher: Hasher, training: Path | None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Numbers, and codes with average precisions; a network that is stopped in training leaves a checkpoint."""
         source, split = self.source, self.split
         X: Any = self.features(cell.features) if hasher.takes == "features" else source.images
-        training = None if self.out is None else self.out / "training" / cell.name
         rows = learning_rows(hasher, split)
         learned, labels = X[rows], source.labels[rows]
         clock = time.perf_counter()
@@ -226,7 +206,9 @@ class _Work:
         scores, ranking = evaluate_with_ranking(given, split.topk)
         if training:
             shutil.rmtree(training, ignore_errors=True)  # no longer needed
-        return scores, seconds, query, database, ranking.average_precision()
+        numbers = {"map": scores["map"], "metrics": scores, "seconds": seconds}
+        arrays = {"query": query.packed, "database": database.packed, "average_precision": ranking.average_precision()}
+        return numbers | {"versions": versions(), "machine": machine()}, arrays
 
     def keep(self, cell: Cell, hasher: Hasher) -> None:
         """Save the hasher as OUT/model; one that learned from features of images is fitted on the images themselves."""
@@ -243,40 +225,35 @@ class _Work:
         if cell.features != GIVEN:
             save_codes(self.out, *cell_codes(self.out, cell), self.source, self.split)
 
-    def features(self, kind: str) -> np.ndarray:
+    def features(self, kind: str) -> Any:
         """A kind that fails is not tried again."""
-        if kind != self.kind:
-            self.kind, self.array, self.error = kind, None, None
-            self.progress.say(f"{kind} features of {len(self.source.images):,} images")
-            try:
-                self.array = self._features(kind)
-            except HashlensError as error:
-                self.error = error
-        if self.array is None:
-            raise self.error or AssertionError
-        return self.array
-
-    def _features(self, kind: str) -> np.ndarray:
         images: Any = self.source.images
         if kind == GIVEN:
             return images
-        if kind != NUSWIDE:
-            return image_features(images, kind, progress=self.progress)
+        if kind != self.kind:
+            self.kind, self.array, self.error = kind, None, None
+            self.progress.say(f"{kind} features of {counted(len(images), 'image')}")
+            try:
+                compute = self._nuswide if kind == NUSWIDE else partial(image_features, images, kind)
+                self.array = compute(progress=self.progress)
+            except HashlensError as error:
+                self.error = error
+        if self.error is not None:
+            raise self.error
+        return self.array
+
+    def _nuswide(self, progress: Progress) -> np.ndarray:
         from hashlens.features.nuswide import nuswide_features
 
+        images: Any = self.source.images
         if not hasattr(images, "root"):
             raise UsageError(f"{NUSWIDE} features are files that come with NUS-WIDE; compare methods on its folder")
-        return nuswide_features(images.root, images.names, self.split.train, progress=self.progress)
+        return nuswide_features(images.root, images.names, self.split.train, progress=progress)
 
 
 def _write(out: Path, result: dict[str, Any], commands: Sequence[str]) -> None:
-    from hashlens.results import report, tables
-    from hashlens.results.compare.figures import write_figures
-
-    write_csv(out / "table.csv", *tables.csv_table(result))
-    table, title = tables.map_table(result), tables.title_of(result)
-    write_text(out / "table.md", tables.table_markdown(table, title))
-    write_text(out / "table.tex", tables.table_latex(table, title))
+    table = tables.map_table(result)
+    tables.write_tables(out / "table", table, tables.title_of(result), result)
     asked = {"Methods": result["methods"], "Bits": result["bits"], "Seeds": result["seeds"]}
     report.write_page(
         out / "report.html",
@@ -285,7 +262,7 @@ def _write(out: Path, result: dict[str, Any], commands: Sequence[str]) -> None:
         table=table,
         numbers=tables.numbers_table(result),
         table_html=tables.table_html,
-        plots=write_figures(out, result),
+        plots=figures.write_figures(out, result),
         settings=[*report.settings_of(result), *report.flat(asked)],
         environment=report.environment_of(result),
         commands=commands,

@@ -9,27 +9,30 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
 
 from hashlens.codes import Codes
+from hashlens.data import Source
+from hashlens.data.protocols import Protocol
 from hashlens.errors import MismatchError, UsageError
-from hashlens.features.extractor import DEEP, GIST, backbone_of, feature_size, is_features
-from hashlens.files import replacing, sha256
+from hashlens.features.extractor import DEEP, GIST, Extractor, backbone_of, feature_size, is_features
+from hashlens.features.networks import NETWORKS, OWN, build_blocks
+from hashlens.features.nuswide import NUSWIDE
+from hashlens.files import replacing, sha256, write_json
 from hashlens.hashers.base import Hasher
 from hashlens.hashers.methods import hasher_class
 from hashlens.progress import Progress
-from hashlens.settings import apply, describe, to_json
+from hashlens.settings import apply, changed, describe, to_json
 
-if TYPE_CHECKING:
-    from hashlens.data import Source
-
-NUSWIDE = "nuswide-1134"  # features that are read from the data set's own files, not computed from images
 GIVEN = "given"  # features that are an array
+NAME_BYTES = 150  # of a file name, which may have 255 with what is added while it is written
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +56,24 @@ class Variant:
             return cls(method, method)
         if isinstance(method, type):
             return cls(getattr(method, "name", method.__name__), method)
-        kind: Any = type(method)
-        name = cls.of(kind).name
-        usual, given = (_flat(hasher.get_params(deep=False)) for hasher in (kind(), method))
-        own = {key: value for key, value in given.items() if key not in ("n_bits", "random_state")}
-        own = {key: value for key, value in own.items() if value != usual[key]}
-        words = ", ".join(f"{key}={value}" for key, value in own.items())
-        return cls(f"{name}({words})" if own else name, kind, own)
+        words = {key: value for key, value in changed(method).items() if key not in ("n_bits", "random_state")}
+        given = _flat(method.get_params(deep=False))
+        name = cls.of(type(method)).name
+        if words:
+            name += f"({', '.join(f'{key}={value}' for key, value in words.items())})"
+        return cls(name, type(method), {key: given[key] for key in words})
+
+    @classmethod
+    def by_name(cls, methods: Iterable[str | Variant | type[Hasher] | Hasher]) -> dict[str, Variant]:
+        """What is given twice is one; others that have the same name, such as own backbones, get a number."""
+        found: dict[str, Variant] = {}
+        for one in map(cls.of, methods):
+            name, number, asked = one.name, 1, (one.hasher_class, one.settings)
+            while name in found and (found[name].hasher_class, found[name].settings) != asked:
+                number += 1
+                name = f"{one.name} #{number}"
+            found[name] = replace(one, name=name)
+        return found
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,8 +93,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its files; names of Hugging Face models contain a slash."""
-        return re.sub(r"[^\w.-]+", "_", f"{self.features}-{self.method}-{self.n_bits}-{self.seed}")
+        """Of its files; names of Hugging Face models contain a slash, and those with many settings are cut."""
+        whole = f"{self.features}-{self.method}-{self.n_bits}-{self.seed}"
+        name = re.sub(r"[^\w.-]+", "_", whole)
+        if len(name.encode()) <= NAME_BYTES:
+            return name
+        start = name.encode()[: NAME_BYTES - 17].decode(errors="ignore")
+        return f"{start}-{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
 
     def __str__(self) -> str:
         return f"{self.method} on {self.features}, {self.n_bits} bits, seed {self.seed}"
@@ -134,8 +153,6 @@ def plan_cells(
 
 
 def _require_features(kind: str) -> None:
-    from hashlens.features.networks import NETWORKS
-
     try:
         if kind not in (GIST, NUSWIDE):
             feature_size(kind)
@@ -146,32 +163,34 @@ def _require_features(kind: str) -> None:
         ) from error
 
 
-def identity_of(cell: Cell, hasher: Hasher, shared: dict[str, Any]) -> dict[str, Any]:
-    """What a cell's numbers depend on."""
-    asked = {"method": cell.method, "features": cell.features, "n_bits": cell.n_bits, "seed": cell.seed}
-    params = json.loads(json.dumps(to_json(hasher)))  # as it will be read again
-    weights = getattr(hasher, "weights", None)
-    known = {"weights_sha256": sha256(Path(weights))} if weights is not None and Path(weights).is_file() else {}
-    return asked | shared | {"params": params} | known
-
-
-def data_hash(source: Source) -> str:
-    """Of images and labels: the split knows rows only."""
+def identify(hashers: Mapping[Cell, Hasher], source: Source, split: Protocol) -> dict[Cell, dict[str, Any]]:
+    """What the numbers of each cell depend on."""
     images: Any = source.images
     digest = hashlib.sha256(images.tobytes() if is_features(images) else images.fingerprint().encode())
-    digest.update(np.ascontiguousarray(source.labels.values).tobytes())
-    return digest.hexdigest()
+    digest.update(np.ascontiguousarray(source.labels.values).tobytes())  # the split knows rows only
+    shared = {"source": source.name, "split_hash": split.fingerprint(), "data_hash": digest.hexdigest()}
+    found = {}
+    for cell, hasher in hashers.items():
+        params = json.loads(json.dumps(to_json(hasher)))  # as it will be read again
+        found[cell] = asdict(cell) | shared | {"params": params}
+        weights = getattr(hasher, "weights", None)
+        if weights is not None and Path(weights).is_file():
+            found[cell]["weights_sha256"] = sha256(Path(weights))
+        if cell.features.startswith(OWN):
+            found[cell]["backbone_hash"] = _hash_of(hasher)
+    return found
 
 
-def save_cell(
-    out: Path, cell: Cell, saved: dict[str, Any], query: Codes, database: Codes, average_precision: np.ndarray
-) -> None:
+def _hash_of(hasher: Any) -> str:
+    """Of the layers, weights and outputs of an own backbone, of which the settings have the class name only."""
+    try:
+        return Extractor.of_network(build_blocks(hasher.backbone).eval(), hasher.image_size, device="cpu").key
+    except Exception:  # it cannot be trained either, which says why
+        return ""
+
+
+def save_cell(out: Path, cell: Cell, saved: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """cells/NAME.safetensors with the codes and each query's average precision, then cells/NAME.json."""
-    from safetensors.numpy import save_file
-
-    from hashlens.files import write_json
-
-    arrays = {"query": query.packed, "database": database.packed, "average_precision": average_precision}
     with replacing(cell_path(out, cell, "safetensors")) as temporary:
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary)
     write_json(cell_path(out, cell), saved)
@@ -183,8 +202,6 @@ def cell_path(out: Path, cell: Cell, suffix: str = "json") -> Path:
 
 def cell_codes(out: Path, cell: Cell) -> tuple[Codes, Codes]:
     """Codes of the queries and of the database that a finished cell left in `out`."""
-    from safetensors.numpy import load_file
-
     arrays = load_file(cell_path(out, cell, "safetensors"))
     return Codes(arrays["query"], cell.n_bits), Codes(arrays["database"], cell.n_bits)
 
@@ -193,8 +210,6 @@ def load_cell(
     out: Path, cell: Cell, identity: dict[str, Any], topk: int | None, progress: Progress
 ) -> tuple[dict[str, Any], np.ndarray] | None:
     """The finished cell and its average precisions; None if there is none or a file is damaged."""
-    from safetensors import SafetensorError, safe_open
-
     from hashlens.results.compare.comparison import summarise_seeds
 
     path = cell_path(out, cell)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hashlens.data.protocols import Protocol
 from hashlens.errors import UsageError
 from hashlens.machine import machine, versions
 from hashlens.results import tables
+from hashlens.results.compare.cells import Cell, Variant
+from hashlens.results.figures import plot_map
 from hashlens.results.metrics import columns_of_metrics
 from hashlens.results.published import published
 from hashlens.results.runs import protocol_facts
@@ -20,10 +23,6 @@ from hashlens.results.significance import PairedTest, paired_test
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from hashlens.data import Source
-    from hashlens.data.protocols import Protocol
-    from hashlens.results.compare.cells import Cell, Variant
 
 
 class Comparison:
@@ -43,8 +42,6 @@ class Comparison:
 
     def plot(self, axes: Axes | None = None) -> Axes:
         """MAP against the number of bits, a line per method and kind of features; gives the matplotlib axes."""
-        from hashlens.results.compare.figures import plot_map
-
         return plot_map(self.result, axes)
 
     def to_frame(self) -> Any:
@@ -68,15 +65,10 @@ class Comparison:
 
     def row(self, method: str) -> dict[str, Any]:
         """The row of a method, by its name or label."""
-        rows = [row for row in self.result["rows"] if method.lower() in _names(row)]
-        if len(rows) != 1:
-            known = ", ".join(tables.row_label(row) for row in rows or self.result["rows"])
-            raise UsageError(f"'{method}' is {'ambiguous' if rows else 'not compared here'}; choose from {known}")
-        return rows[0]
+        return find_row(self.result["rows"], method)
 
     def _test(self, a: tuple[str, str], b: tuple[str, str], lengths: Sequence[int]) -> PairedTest:
-        first, second = (self._mean_average_precision(key, lengths) for key in (a, b))
-        return paired_test(first, second)
+        return paired_test(self._mean_average_precision(a, lengths), self._mean_average_precision(b, lengths))
 
     def _mean_average_precision(self, key: tuple[str, str], lengths: Sequence[int]) -> np.ndarray:
         """(q,): of each query, mean over lengths and seeds."""
@@ -97,13 +89,30 @@ class Comparison:
                 row["lengths"][n]["p"] = self.test(_key(row), _key(base), (int(n),)).p if base and tested else None
 
 
-def _names(row: Mapping[str, Any]) -> list[str]:
-    names = row["method"], tables.method_name(row["method"]), tables.row_label(row)
-    return [name.lower() for name in names]
+def find_row(rows: Sequence[dict[str, Any]], method: str) -> dict[str, Any]:
+    """The row of a method, by its name or label."""
+
+    def names(row: Mapping[str, Any]) -> list[str]:
+        return [row["method"].lower(), tables.method_name(row["method"]).lower(), tables.row_label(row).lower()]
+
+    found = [row for row in rows if method.lower() in names(row)]
+    if len(found) != 1:
+        known = ", ".join(tables.row_label(row) for row in found or rows)
+        raise UsageError(f"'{method}' is {'ambiguous' if found else 'not compared here'}; choose from {known}")
+    return found[0]
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str]:
     return row["features"], row["method"]
+
+
+def rows_of(cells: Iterable[Cell], variants: Mapping[str, Variant]) -> list[dict[str, Any]]:
+    """The rows of a comparison without their numbers: each method on each kind of features."""
+    rows = []
+    for features, method in dict.fromkeys((cell.features, cell.method) for cell in cells):
+        cls = variants[method].hasher_class
+        rows.append({"features": features, "method": method, "supervised": cls.supervised, "takes": cls.takes})
+    return rows
 
 
 def summarise(
@@ -111,47 +120,38 @@ def summarise(
     finished: Mapping[Cell, dict[str, Any]],
     failed: Mapping[Cell, str],
     variants: Mapping[str, Variant],
-    source: Source,
+    source: str,
     split: Protocol,
 ) -> dict[str, Any]:
     """The table as JSON: rows by kind of features, and the best mean MAP first within each."""
-    rows: list[dict[str, Any]] = []
-    for features, method in dict.fromkeys((cell.features, cell.method) for cell in cells):
+    bits = list(dict.fromkeys(cell.n_bits for cell in cells))
+    rows = rows_of(cells, variants)
+    for row in rows:
+        own = [cell for cell in cells if (cell.features, cell.method) == _key(row)]
         lengths = {}
-        for n_bits in dict.fromkeys(cell.n_bits for cell in cells):
-            seeds = [c for c in cells if (c.features, c.method, c.n_bits) == (features, method, n_bits)]
+        for n_bits in bits:
+            seeds = [cell for cell in own if cell.n_bits == n_bits]
             lengths[str(n_bits)] = {
                 **summarise_seeds([finished[cell] for cell in seeds if cell in finished]),
                 "errors": list(dict.fromkeys(failed[cell] for cell in seeds if cell in failed)),
-                "printed": published(split.name, method, n_bits, features, len(split.database)),
+                "printed": published(split.name, row["method"], n_bits, row["features"], len(split.database)),
             }
-        maps = [at["map"] for at in lengths.values() if at["map"] is not None]
-        fits = [finished[c]["seconds"]["fit"] for c in finished if (c.features, c.method) == (features, method)]
-        rows.append(
-            {
-                "features": features,
-                "method": method,
-                "supervised": variants[method].hasher_class.supervised,
-                "takes": variants[method].hasher_class.takes,
-                "mean_map": _mean(maps),
-                "fit_seconds": _mean(fits),
-                "lengths": lengths,
-            }
-        )
+        row["mean_map"] = _mean([at["map"] for at in lengths.values() if at["map"] is not None])
+        row["fit_seconds"] = _mean([finished[cell]["seconds"]["fit"] for cell in own if cell in finished])
+        row["lengths"] = lengths
     kinds = list(dict.fromkeys(row["features"] for row in rows))
     rows.sort(key=lambda row: (kinds.index(row["features"]), -(row["mean_map"] or 0)))
     return {
-        "source": source.name,
+        "source": source,
         "definition": next((cell["metrics"]["definition"] for cell in finished.values()), None),
         "methods": list(variants),
         "features": kinds,
-        "bits": list(dict.fromkeys(cell.n_bits for cell in cells)),
+        "bits": bits,
         "seeds": list(dict.fromkeys(cell.seed for cell in cells)),
         "rows": rows,
         "n_cells": len(cells),
         "n_finished": len(finished),
         "n_failed": len(failed),
-        "n_skipped": len(source.skipped),
         "protocol": protocol_facts(split),
         "versions": versions(),
         "machine": machine(),

@@ -14,15 +14,16 @@ Every number is a cell of `compare`: finished cells are kept, so rerunning the s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hashlens.errors import UsageError
+from hashlens.hashers.methods import hasher_class
 from hashlens.progress import Progress
-
-if TYPE_CHECKING:
-    from hashlens.results.paper.page import Section
+from hashlens.results.paper.data import Data, choose_scale
+from hashlens.results.paper.page import Section, load_section, save_section, write_pages
+from hashlens.results.paper.parts import Plan
+from hashlens.results.paper.targets import TARGETS, run_target
 
 ALL = "all"
 
@@ -49,13 +50,6 @@ def reproduce(
     `methods` restricts the tables to these; `bits`, `seeds` and `epochs` replace those of the scale; `settings` are for
     the methods that train a network, such as backbone. `command` is what to type to repeat it.
     """
-    from hashlens.hashers.methods import hasher_class
-    from hashlens.results.paper.data import Data
-    from hashlens.results.paper.page import save_section, write_pages
-    from hashlens.results.paper.parts import Plan
-    from hashlens.results.paper.scales import choose_scale
-    from hashlens.results.paper.targets import TARGETS, run_target
-
     if target not in (*TARGETS, ALL):
         raise UsageError(f"there is no target '{target}'; choose one of {', '.join(TARGETS)} or {ALL}")
     progress = Progress.of(progress)
@@ -64,11 +58,10 @@ def reproduce(
         hasher_class(method)  # an unknown one is refused
     data = Data(chosen, nuswide, mirflickr, from_file, progress.say)
     plan = Plan(data, chosen, methods, target != ALL, out, settings, progress, stop)
-    names = list(TARGETS) if target == ALL else [target]
     try:
-        for name in names:
+        for name in TARGETS if target == ALL else [target]:
             progress.say(f"{name}, scale {chosen.name}")
-            section = replace(run_target(name, plan), command=command)
+            section = run_target(name, plan, command)
             save_section(section, out)
             for outcome in section.outcomes:
                 progress.say(f"  {outcome}")
@@ -79,7 +72,4 @@ def reproduce(
 
 
 def finished_sections(out: Path) -> list[Section]:
-    from hashlens.results.paper.page import load_section
-    from hashlens.results.paper.targets import TARGETS
-
     return [section for name in TARGETS if (section := load_section(name, out)) is not None]

@@ -1,22 +1,77 @@
-"""Data: a scale and folders in; the sources and splits of the targets out, each opened once, when first needed."""
+"""Data: the name of a scale and folders in; what is run at it, its sources and its splits out.
+
+smoke runs every method, table and figure on part of scikit-learn's digits: it shows that everything works, and its
+numbers mean nothing. small is real data with few lengths, one seed and short training. full is everything. Sources are
+opened once, when first needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hashlens.data import Source, make_protocol, open_source, readable
 from hashlens.data.protocols import Protocol, with_training_size
 from hashlens.errors import DataError, UsageError
-from hashlens.results.paper.scales import Scale
 
 DIGITS = 600  # images of the smoke scale
 DIGITS_TRAIN = 300  # of them in its setting 1: enough for triplets from outside a batch of 128
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What the targets consist of, by default at full scale; lengths are in bits."""
+
+    name: str = "full"
+    data: str = "cifar10"  # or digits
+    bits: tuple[int, ...] = (12, 24, 32, 48)  # of tables 1 and 2, and of unseen classes
+    bits_table3: tuple[int, ...] = (16, 24, 32, 48)
+    seeds: int = 3
+    epochs: int | None = None  # of every network; None: the method's own
+    network: str = "efficientnet-lite0"  # whose features stand in for those of CNN-F
+    every_method: bool = True  # also those that the paper's tables do not have
+    alphas: tuple[float, ...] = (0, 2, 4, 8, 16)
+    alpha_bits: int = 32
+    lambdas: tuple[float, ...] = (0.1, 1, 10, 100, 1000)
+    lambda_bits: tuple[int, ...] = (12, 32)
+    sizes: tuple[int, ...] = (1_000, 2_500, 5_000, 10_000, 25_000, 50_000)
+    size_bits: int = 12
+    port_bits: int = 32
+    port_epochs: int = 100  # of the released code; the port has half as many again
+    examples_bits: int = 48
+    examples: int = 5  # queries in the retrieval figure
+
+
+FULL = Scale()
+SMALL = replace(FULL, name="small", bits=(12, 48), bits_table3=(16,), seeds=1, epochs=3, every_method=False)
+SMALL = replace(SMALL, alphas=(0, 4, 16), lambdas=(0.1, 100, 1000), lambda_bits=(12,), sizes=(1_000, 5_000, 25_000))
+SMALL = replace(SMALL, port_epochs=10)
+SMOKE = replace(FULL, name="smoke", data="digits", network="small-cnn", bits=(12,), bits_table3=(16,), seeds=1)
+SMOKE = replace(SMOKE, alphas=(0, 6), alpha_bits=12, lambdas=(0.1, 100, 1000), lambda_bits=(12,), sizes=(100, 300))
+SMOKE = replace(SMOKE, epochs=6, port_bits=12, port_epochs=1, examples_bits=12, examples=3)
+SCALES = {scale.name: scale for scale in (SMOKE, SMALL, FULL)}
+
+
+def choose_scale(
+    name: str, bits: Sequence[int] | None = None, seeds: int | None = None, epochs: int | None = None
+) -> Scale:
+    """The scale of that name, with other lengths of the tables, seeds or epochs where they are given."""
+    if name not in SCALES:
+        raise UsageError(f"there is no scale '{name}'; choose one of {', '.join(SCALES)}")
+    changes: dict[str, Any] = {}
+    if bits:
+        changes |= {"bits": tuple(bits), "bits_table3": tuple(bits), "examples_bits": max(bits)}
+    if seeds is not None:
+        changes["seeds"] = seeds
+    if epochs is not None:
+        changes |= {"epochs": epochs, "port_epochs": epochs}
+    return replace(SCALES[name], **changes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from hashlens.progress import counted
 from hashlens.results.published import OTHERS
 from hashlens.results.significance import LEVEL
 
@@ -31,31 +32,31 @@ class Outcome:
         return f"{self.claim}: {verdict} ({self.detail})"
 
 
-def more_is_better(claim: str, points: Points, slack: float = SLACK) -> Outcome:
-    """Holds if the last point is above the first by more than `slack`, and no step lowers MAP by more than that."""
+def more_is_better(claim: str, points: Points) -> Outcome:
+    """Holds if the last point is above the first by more than SLACK, and no step lowers MAP by more than that."""
     points = sorted(points)
     detail = _listed(points)
     if len(points) < 2:
         return Outcome(claim, None, detail or "no numbers")
-    rises = points[-1][1] - points[0][1] > slack
+    rises = points[-1][1] - points[0][1] > SLACK
     falls = [
         f"falls by {before[1] - after[1]:.3f} from {before[0]:g} to {after[0]:g}"
         for before, after in pairwise(points)
-        if before[1] - after[1] > slack
+        if before[1] - after[1] > SLACK
     ]
     if not rises and not falls:
         falls = [f"differs by {points[-1][1] - points[0][1]:+.3f} only from end to end".replace("-", "−")]
     return Outcome(claim, rises and not falls, "; ".join([detail, *falls]))
 
 
-def falls_at_ends(claim: str, points: Points, good: float, slack: float = SLACK) -> Outcome:
-    """Holds if MAP at both ends is lower than at `good` by more than `slack`."""
+def falls_at_ends(claim: str, points: Points, good: float) -> Outcome:
+    """Holds if MAP at both ends is lower than at `good` by more than SLACK."""
     points = sorted(points)
     at = dict(points)
     detail = _listed(points)
     if good not in at or points[0][0] >= good or points[-1][0] <= good:
         return Outcome(claim, None, detail or "no numbers")
-    kept = [x for x in (points[0][0], points[-1][0]) if at[good] - at[x] <= slack]
+    kept = [x for x in (points[0][0], points[-1][0]) if at[good] - at[x] <= SLACK]
     costs = {x: at[good] - at[x] for x in kept}
     reasons = [f"{x:g} {'costs' if c >= 0 else 'gains'} {abs(c):.3f} against {good:g}" for x, c in costs.items()]
     return Outcome(claim, not kept, "; ".join([detail, *reasons]))
@@ -88,7 +89,7 @@ def leads(
         close = [name for name in rivals if name not in better and p and p(name, n) > LEVEL]
         if close:
             alike.append(f"at {n} bits not different from it: {', '.join(close)}")
-    summary = [f"{len(own)} lengths, {len(others)} others"] if not ahead else []
+    summary = [f"{counted(len(own), 'length')}, {counted(len(others), 'other')}"] if not ahead else []
     return Outcome(claim, not ahead, "; ".join([*summary, *ahead, *alike]))
 
 
@@ -114,8 +115,8 @@ def reaches(
         if value < theirs["map"]
     ]
     unlike = sum(not theirs["comparable"] for *_, theirs in pairs)
-    counted = f"{len(pairs)} numbers" + (f", {unlike} of them printed for {OTHERS}" if unlike else "")
-    return Outcome(claim, not below, "; ".join([*below, counted]))
+    total = counted(len(pairs), "number") + (f", {unlike} of them printed for {OTHERS}" if unlike else "")
+    return Outcome(claim, not below, "; ".join([*below, total]))
 
 
 def _listed(points: Points) -> str:

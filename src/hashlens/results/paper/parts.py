@@ -12,14 +12,15 @@ import numpy as np
 from hashlens.data import Source, make_protocol
 from hashlens.data.protocols import Protocol, with_training_size
 from hashlens.errors import UsageError
+from hashlens.features.extractor import GIST
+from hashlens.features.nuswide import NUSWIDE
 from hashlens.hashers.methods import METHODS
 from hashlens.progress import Progress
 from hashlens.results.compare import Cell, Comparison, Variant, compare
-from hashlens.results.paper.data import Data
-from hashlens.results.paper.scales import Scale
+from hashlens.results.compare.comparison import summarise
+from hashlens.results.paper.data import Data, Scale
 from hashlens.results.published import printed_numbers, published
 
-GIST, NUSWIDE_FEATURES = "gist", "nuswide-1134"
 UNSEEN = ("dtsh", "dpsh", "dlbhc", "classifier", "ccaitq", "sdh", "itq", "lsh")
 # the released code, each difference of the port by itself, and all; 5 has no meaning without 4
 PORT: dict[str, tuple[int, ...]] = {
@@ -76,44 +77,35 @@ class Plan:
 
     def table1(self) -> list[Part]:
         """Networks, and methods on hand-crafted features."""
-        networks = _distinct(*_methods("cifar10-1", "images"), *_all("images"))
-        methods = self._asked([*networks, *_methods("cifar10-1", "features")])
+        networks = [*_methods("images", "cifar10-1"), *_methods("images")]
+        methods = self._asked([*networks, *_methods("features", "cifar10-1")])
         return [
             self._setting1(methods, self.scale.bits, (GIST,), "cifar10-1"),
-            *self._multi_label(methods, (NUSWIDE_FEATURES,), (GIST,)),
+            *self._multi_label(methods, (NUSWIDE,), (GIST,)),
         ]
 
     def table2(self) -> list[Part]:
         """DTSH, and methods on the features of a network that is not trained for them."""
-        others = _all("features") if self.scale.every_method else []
-        methods = self._asked(_distinct("dtsh", *_methods("cifar10-1", "features"), *others))
+        others = _methods("features") if self.scale.every_method else []
+        methods = self._asked(["dtsh", *_methods("features", "cifar10-1"), *others])
         features = (self.scale.network,)
         first = self._setting1(methods, self.scale.bits, features, "cifar10-1")
         return [first, *self._multi_label(methods, features, features)]
 
     def table3(self) -> list[Part]:
         """Networks trained on the whole database."""
-        data, methods, bits = self.data, self._asked(_methods("cifar10-2", "images")), self.scale.bits_table3
-        part = self._part("setting 2", "2", data.setting2, methods, bits)
+        data, methods, bits = self.data, self._asked(_methods("images", "cifar10-2")), self.scale.bits_table3
         return [
-            replace(part, paper="cifar10-2", genuine=data.real),
+            self._part("setting 2", "2", data.setting2, methods, bits, paper="cifar10-2"),
             self._nuswide("nuswide-2", "NUS-WIDE, setting 2", methods, bits),
         ]
 
-    def alphas(self) -> list[Part]:
-        return [self._setting1([self.alpha(x) for x in self.scale.alphas], (self.scale.alpha_bits,))]
+    def alpha(self) -> list[Part]:
+        variants = _changed("alpha", self.scale.alphas, self.scale.alpha_bits / 2)
+        return [self._setting1(variants, (self.scale.alpha_bits,))]
 
-    def alpha(self, value: float) -> Variant:
-        default = value == self.scale.alpha_bits / 2
-        return Variant.of("dtsh") if default else Variant(f"dtsh-alpha-{value:g}", "dtsh", {"alpha": float(value)})
-
-    def lambdas(self) -> list[Part]:
-        return [self._setting1([self.lambda_(x) for x in self.scale.lambdas], self.scale.lambda_bits)]
-
-    def lambda_(self, value: float) -> Variant:
-        if value == 100:
-            return Variant.of("dtsh")
-        return Variant(f"dtsh-lambda-{value:g}", "dtsh", {"lambda_": float(value)})
+    def lambda_(self) -> list[Part]:
+        return [self._setting1(_changed("lambda_", self.scale.lambdas, 100), self.scale.lambda_bits)]
 
     def sizes(self) -> list[Part]:
         usual, split = self._setting1(["dtsh"], (self.scale.size_bits,)), self.data.setting1
@@ -136,27 +128,25 @@ class Plan:
         return [self._setting1(variants, (self.scale.port_bits,))]
 
     def unseen(self) -> list[Part]:
-        methods = self._asked(UNSEEN)
-        part = self._part(
-            "unseen classes", "unseen", make_protocol(self.data.source, "unseen"), methods, self.scale.bits
-        )
-        return [replace(part, features=(self.scale.network,))]
+        split, features = make_protocol(self.data.source, "unseen"), (self.scale.network,)
+        return [self._part("unseen classes", "unseen", split, self._asked(UNSEEN), self.scale.bits, features)]
 
     def _part(
-        self, title: str, folder: str, split: Protocol, methods: Sequence[str | Variant], bits: tuple[int, ...]
-    ) -> Part:
-        data = self.data
-        return Part(f"{data.name}, {title}", f"{data.scale.data}-{folder}", data.source, split, methods, bits)
-
-    def _setting1(
         self,
+        title: str,
+        folder: str,
+        split: Protocol,
         methods: Sequence[str | Variant],
         bits: tuple[int, ...],
         features: tuple[str, ...] = (),
         paper: str | None = None,
     ) -> Part:
-        part = self._part("setting 1", "1", self.data.setting1, methods, bits)
-        return replace(part, features=features, paper=paper, genuine=self.data.real)
+        data = self.data
+        title, folder = f"{data.name}, {title}", f"{data.scale.data}-{folder}"
+        return Part(title, folder, data.source, split, methods, bits, features, paper, data.real)
+
+    def _setting1(self, methods: Sequence[str | Variant], bits: tuple[int, ...], *more: Any) -> Part:
+        return self._part("setting 1", "1", self.data.setting1, methods, bits, *more)
 
     def _nuswide(
         self, protocol: str, title: str, methods: Sequence[str], bits: tuple[int, ...], features: tuple[str, ...] = ()
@@ -166,7 +156,7 @@ class Plan:
             split = make_protocol(source, protocol)
             return Part(title, protocol, source, split, methods, bits, features, protocol)
         methods = [method for method in methods if method in printed_numbers()[protocol]]
-        kinds = tuple(kind if kind == NUSWIDE_FEATURES else "cnn-f" for kind in features)
+        kinds = tuple(kind if kind == NUSWIDE else "cnn-f" for kind in features)
         return Part(title, protocol, source, None, methods, bits, kinds, protocol)
 
     def _multi_label(self, methods: Sequence[str], features: tuple[str, ...], stand_in: tuple[str, ...]) -> list[Part]:
@@ -180,35 +170,33 @@ class Plan:
         return parts
 
     def _asked(self, methods: Sequence[str]) -> list[str]:
-        if self.strict and (others := [method for method in self.only if method not in methods]):
-            raise UsageError(f"this target has no {others[0]}; it has {', '.join(methods)}")
-        chosen = [method for method in methods if not self.only or method in self.only]
-        if not chosen:
-            raise UsageError(f"this target has none of {', '.join(self.only)}; it has {', '.join(methods)}")
-        return chosen
-
-    def folder(self, part: Part) -> Path:
-        return self.out / "comparisons" / f"{self.scale.name}-{part.folder}"
+        """Those of a target that were asked for, each once."""
+        methods = list(dict.fromkeys(methods))
+        others = [method for method in self.only if method not in methods]
+        if others and (self.strict or len(others) == len(self.only)):
+            raise UsageError(f"this target has no {', '.join(others)}; it has {', '.join(methods)}")
+        return [method for method in methods if not self.only or method in self.only]
 
     def run(self, part: Part) -> Comparison:
         """The comparison with the paper's numbers and its rows in the order asked for; without data, those alone."""
         if isinstance(part.source, str) or part.protocol is None:
-            return not_run(part)
-        self.progress.say(f"{part.title}: {part.protocol.description}")
-        done = compare(
-            part.source,
-            part.methods,
-            part.bits,
-            features=part.features,
-            seeds=self.scale.seeds,
-            protocol=part.protocol,
-            settings=self.settings_of(part),
-            out=self.folder(part),
-            share=True,
-            report=False,
-            progress=self.progress,
-            stop=self.stop,
-        )
+            done = not_run(part)
+        else:
+            self.progress.say(f"{part.title}: {part.protocol.description}")
+            done = compare(
+                part.source,
+                part.methods,
+                part.bits,
+                features=part.features,
+                seeds=self.scale.seeds,
+                protocol=part.protocol,
+                settings=self.settings_of(part),
+                out=self.out / "comparisons" / f"{self.scale.name}-{part.folder}",
+                share=True,
+                report=False,
+                progress=self.progress,
+                stop=self.stop,
+            )
         places = {name: place for place, name in enumerate(done.result["methods"])}
         done.result["rows"].sort(key=lambda row: (row["takes"] != "images", row["features"], places[row["method"]]))
         for row in done.result["rows"]:
@@ -223,32 +211,31 @@ class Plan:
         return {**(self.settings or {}), **({"epochs": self.scale.epochs} if self.scale.epochs else {})}
 
 
-def _methods(protocol: str, takes: str) -> list[str]:
-    """Those with printed numbers, in the order of the paper's tables."""
-    return [method for method in printed_numbers()[protocol] if METHODS[method].takes == takes]
+def _methods(takes: str, protocol: str = "") -> list[str]:
+    """All methods, or those with printed numbers, in the order of the paper's tables."""
+    names = printed_numbers()[protocol] if protocol else METHODS
+    return [name for name in names if METHODS[name].takes == takes]
 
 
-def _all(takes: str) -> list[str]:
-    return [name for name, method in METHODS.items() if method.takes == takes]
-
-
-def _distinct(*names: str) -> list[str]:
-    return list(dict.fromkeys(names))
+def _changed(setting: str, values: Sequence[float], usual: float) -> list[Variant]:
+    """DTSH with each value of a setting; with the usual one it is plain DTSH, as in the tables."""
+    name = f"dtsh-{setting.rstrip('_')}"
+    others = [Variant(f"{name}-{value:g}", "dtsh", {setting: float(value)}) for value in values]
+    return [Variant.of("dtsh") if value == usual else other for value, other in zip(values, others, strict=True)]
 
 
 def not_run(part: Part) -> Comparison:
-    """The printed numbers without ours, and why they were not run."""
-    rows = []
-    for method in part.methods:
-        facts = METHODS[str(method)]
-        for kind in ["cnn-f"] if facts.takes == "images" else part.features:
-            row = {"method": method, "features": kind, "takes": facts.takes, "supervised": facts.supervised}
-            empty = {"map": None, "map_deviation": None, "n_seeds": 0, "seconds": {"fit": None, "encode": None}}
-            at: dict[str, Any] = {str(n): empty | {"errors": [], "printed": part.printed(row, n)} for n in part.bits}
-            rows.append(row | {"mean_map": None, "fit_seconds": None, "lengths": at})
-    split = {"name": part.paper, "n_train": None}
-    result = {"source": part.title, "bits": list(part.bits), "seeds": [], "rows": rows, "protocol": split}
-    return Comparison(result | {"definition": part.source, "methods": list(part.methods)}, {})
+    """Rows without numbers, and why they were not run."""
+    variants = {variant.name: variant for variant in part.variants}
+    cells = [
+        Cell(kind, method, n, 0)
+        for method in variants
+        for kind in (["cnn-f"] if METHODS[method].takes == "images" else part.features)
+        for n in part.bits
+    ]
+    nothing = np.array([])
+    result = summarise(cells, {}, {}, variants, part.title, Protocol(part.paper or "", nothing, nothing, nothing))
+    return Comparison(result | {"definition": part.source}, {})
 
 
 def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
