@@ -175,7 +175,7 @@ def test_without_the_package(tmp_path, monkeypatch):
         return real(name, *args)
 
     monkeypatch.setattr(importlib, "import_module", lambda name: refuse(name))
-    with pytest.raises(UsageError, match=r"pip install 'hashlens\[datasets\]'"):
+    with pytest.raises(UsageError, match=r'pip install "hashlens\[datasets\]"'):
         open_source(tmp_path)
 
 

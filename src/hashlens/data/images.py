@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from hashlens.data.resize import crop, enlarge
 from hashlens.errors import DataError, UsageError
 from hashlens.machine import in_threads, shares
 
@@ -81,7 +82,11 @@ class Images:
 
     def fingerprint(self) -> str:
         """sha256 of the images in order: the key of everything computed from them and cached."""
-        raise NotImplementedError  # for images that are read once, such as queries
+        digest = hashlib.sha256(b"items")
+        for row in range(len(self)):
+            image = self.image(row)
+            digest.update(f"{image.size}".encode() + image.tobytes())
+        return digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -95,16 +100,11 @@ class Images:
             for i in range(part.start, part.stop):
                 batch[i] = crop(self.image(int(rows[i])), size)  # decoded in full: codes depend on all pixels
 
-        with quiet_pillow():
-            in_threads(fill, shares(len(rows)))  # Pillow decodes and resizes without the GIL
+        in_threads(fill, shares(len(rows)))  # Pillow decodes and resizes without the GIL
         return batch
 
     def thumbnail(self, row: int, size: int = 96) -> Image.Image:
-        """The whole image, shrunk (never enlarged) to fit a square of `size`."""
-        with quiet_pillow():
-            image = self.image(row, at_least=size).copy()
-        image.thumbnail((size, size), Image.Resampling.BICUBIC)
-        return image
+        return shrunk(self.image(row, at_least=size), size)
 
     def paths(self) -> list[str]:
         """Names that do not depend on the current folder."""
@@ -113,9 +113,7 @@ class Images:
     def why_unreadable(self, row: int) -> str | None:
         """Decode one image; return the reason if that fails."""
         try:
-            with quiet_pillow():
-                # at_least=1 decodes a JPEG at an eighth of its size: read to the end, but faster
-                self.image(row, at_least=1)
+            self.image(row, at_least=1)  # decodes a JPEG at an eighth of its size: read to the end, but faster
         except UnreadableImage as error:
             return error.reason
         return None
@@ -169,8 +167,6 @@ class ArrayImages(Images):
             if height == width == size:
                 return batch
             if 4 <= height == width < size:
-                from hashlens.data.resize import enlarge  # numba is loaded only where it is used
-
                 return enlarge(batch, size)
         return super().read(rows, size)
 
@@ -302,13 +298,6 @@ class ItemImages(Images):
         found = [np.asarray(item[1]) for item in items if isinstance(item, tuple | list)]
         return np.stack(found) if found else None
 
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256(b"items")
-        for row in range(len(self)):
-            image = self.image(row)
-            digest.update(f"{image.size}".encode() + image.tobytes())
-        return digest.hexdigest()
-
 
 def as_images(x: Any) -> Images:
     """Anything ACCEPTED as Images, with `labels` if they came with the images."""
@@ -383,7 +372,7 @@ def pixels(item: Any) -> np.ndarray:
 
 def decode(file: Path | io.BytesIO, at_least: int | None = None) -> tuple[Image.Image, tuple[int, int]]:
     """One file as (RGB image, (width, height) as stored); raises whatever Pillow raises on a bad one."""
-    with Image.open(file, formats=FORMATS) as image:
+    with quiet_pillow(), Image.open(file, formats=FORMATS) as image:
         size = image.size
         if size[0] * size[1] > MAX_PIXELS:
             raise Image.DecompressionBombError(f"({size[0] * size[1]} pixels)")
@@ -392,6 +381,13 @@ def decode(file: Path | io.BytesIO, at_least: int | None = None) -> tuple[Image.
             image.draft("RGB", (2 * at_least, 2 * at_least))
         image.load()
         return rgb(upright(image)), size
+
+
+def shrunk(image: Image.Image, size: int) -> Image.Image:
+    """The whole image, shrunk (never enlarged) to fit a square of `size`."""
+    image = image.copy()
+    image.thumbnail((size, size), Image.Resampling.BICUBIC)
+    return image
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -416,16 +412,6 @@ def rgb(image: Image.Image) -> Image.Image:
         white.alpha_composite(image.convert("RGBA"))
         image = white
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def crop(image: Image.Image, size: int) -> np.ndarray:
-    """The centre square scaled to `size`, as if the whole image were scaled and then cropped."""
-    side = min(image.size)
-    left, top = (image.width - side) // 2, (image.height - side) // 2
-    box = (left, top, left + side, top + side)
-    if side == size:
-        return np.asarray(image.crop(box))
-    return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box))
 
 
 def reason(file: Path | io.BytesIO, error: Exception) -> str:

@@ -26,6 +26,7 @@ from hashlens.data.images import (
     Images,
     UnreadableImage,
     decode,
+    quiet_pillow,
     reason,
     rgb,
     upright,
@@ -73,11 +74,12 @@ class QueryImage(Images):
         start = time.perf_counter()
         file: Any = io.BytesIO(self._source) if isinstance(self._source, bytes) else self._source
         try:
-            if isinstance(file, Image.Image):
-                image, size = rgb(upright(file)), file.size
-            else:
-                self._require_pixels(file)
-                image, size = decode(file, at_least)
+            with quiet_pillow():
+                if isinstance(file, Image.Image):
+                    image, size = rgb(upright(file)), file.size
+                else:
+                    self._require_pixels(file)
+                    image, size = decode(file, at_least)
         except UnreadableImage:
             raise
         except Exception as error:  # a damaged file makes Pillow raise nearly anything

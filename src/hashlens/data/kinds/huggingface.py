@@ -21,7 +21,7 @@ from hashlens.data.kinds.table import NAMES, split_labels
 from hashlens.data.labels import Labels
 from hashlens.data.protocols import SPLIT_WORDS, given_split
 from hashlens.data.sources import Asked, Columns, Kind, Source, make_table
-from hashlens.errors import DataError, UsageError
+from hashlens.errors import DataError, UsageError, require
 
 
 class HuggingFaceImages(Images):
@@ -88,12 +88,9 @@ def _open(asked: Asked) -> Source:
 
 def _load(root: Path) -> dict[str, Any]:
     """{part: dataset}; a dataset without parts is called ""."""
+    require("datasets", why=f"the Hugging Face dataset {root}")
     try:
-        datasets: Any = importlib.import_module("datasets")
-    except ImportError as error:
-        raise UsageError(f"{root} is a Hugging Face dataset; to read it, pip install 'hashlens[datasets]'") from error
-    try:
-        found = datasets.load_from_disk(str(root))
+        found = importlib.import_module("datasets").load_from_disk(str(root))
     except Exception as error:  # pyarrow and json raise nearly anything on a damaged file
         text = " ".join(str(error).split())[:200]
         raise DataError(f"{root} cannot be read as a Hugging Face dataset ({text}); save it again") from error

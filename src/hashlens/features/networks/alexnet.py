@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from hashlens.errors import DataError
-from hashlens.features.networks import Network, Published
-from hashlens.features.networks.preprocessing import IMAGENET
+from hashlens.features.networks import IMAGENET, Network, Published
 
 SHA256 = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"  # of the published convolutions
 # torchvision's names of the layers: our names

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +23,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hashlens.errors import DataError, HashlensError, UsageError
+from hashlens.data.download import offline
+from hashlens.errors import DataError, HashlensError, require
 from hashlens.features.networks import HUGGING_FACE, Network
 from hashlens.features.networks.preprocessing import Normalise
 
@@ -189,18 +189,13 @@ def _processor(name: str) -> dict[str, Any]:
 
 def _pretrained(kind: str, name: str, method: str = "from_pretrained", **how: Any) -> Any:
     """What `transformers` reads from the name or folder; code that comes with a model is never run."""
-    offline = os.environ.get("HASHLENS_OFFLINE", "0") not in ("", "0")
     read = getattr(getattr(_transformers(), kind), method)
-    return read(name.removeprefix(HUGGING_FACE), local_files_only=offline, trust_remote_code=False, **how)
+    return read(name.removeprefix(HUGGING_FACE), local_files_only=offline(), trust_remote_code=False, **how)
 
 
 def _transformers() -> Any:
-    try:
-        return import_module("transformers")
-    except ImportError as error:
-        raise UsageError(
-            "backbones that start with hf: need the transformers package; run pip install 'hashlens[transformers]'"
-        ) from error
+    require("transformers", why="a backbone that starts with hf:")
+    return import_module("transformers")
 
 
 @contextmanager
