@@ -51,6 +51,15 @@ class Stopped(HashlensError):
     exit_code = 130
 
 
+def counted(n: int, word: str) -> str:
+    """
+    >>> counted(1, "image"), counted(2000, "query"), counted(0, "class")
+    ('1 image', '2,000 queries', '0 classes')
+    """
+    plural = f"{word[:-1]}ies" if word.endswith("y") else f"{word}{'es' if word.endswith('s') else 's'}"
+    return f"{n:,} {word if n == 1 else plural}"
+
+
 EXTRAS = {  # the extra of hashlens that installs a module
     "torch": "train",
     "onnx": "train",

@@ -314,7 +314,7 @@ def test_triplets_of_labelled_images(hashlens, tmp_path, rng):
     assert code == 0, err
     result = json.loads(out)
     assert result["map"] > 0.5 and result["metrics"]["triplets_right"] > 0.7
-    assert "triplets name images that are not for training" in err  # the queries of the split
+    assert "triplets left out because an image is not for training" in err  # the queries of the split
     assert result["config"]["triplets"] == str(triplets)
     triplets.write_text(triplets.read_text() * 2)
     code, again, err = hashlens(
@@ -486,7 +486,7 @@ def test_features_say_which_images_they_are_of(hashlens, tmp_path):
     (photos / "circle" / "broken.jpg").write_bytes(b"not an image")
     out = tmp_path / "f.npy"
     code, said, err = hashlens("features", photos, "--kind", "gist", "--out", out)
-    assert code == 0 and "1 images could not be read" in said and "broken.jpg" in err
+    assert code == 0 and "1 image could not be read" in said and "broken.jpg" in err
     items = pq.read_table(tmp_path / "f.parquet").to_pylist()
     assert len(items) == len(np.load(out)) == 9
     assert all(Path(item["path"]).parent == photos / item["labels"][0] for item in items)

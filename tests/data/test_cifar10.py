@@ -181,7 +181,9 @@ def test_failed_download_names_each_attempt(monkeypatch, offline):
 def test_sources_by_name(tmp_path):
     with pytest.raises(DataError, match="cifar-10 not found; did you mean cifar10"):
         open_source("cifar-10")
-    with pytest.raises(DataError, match="give cifar10, digits"):
+    with pytest.raises(
+        DataError, match=r"^photographs not found; check the path \(all sources: hashlens data --help\)$"
+    ):
         open_source("photographs")
     with pytest.raises(UsageError, match="from_file can only be given for cifar10"):
         open_source("digits", from_file="a.tar.gz")

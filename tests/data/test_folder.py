@@ -116,10 +116,10 @@ def test_folders_without_classes(tmp_path, files, message):
 
 
 def test_paths_that_are_not_folders(tmp_path):
-    with pytest.raises(DataError, match=r"not found; give cifar10"):
+    with pytest.raises(DataError, match=r"not found; check the path"):
         open_source(str(tmp_path / "gone"))
     (tmp_path / "file.zip").touch()
-    with pytest.raises(DataError, match="has 1 images but no labels"):
+    with pytest.raises(DataError, match="has 1 image but no labels"):
         open_source(tmp_path / "file.zip")
 
 
@@ -138,7 +138,7 @@ def test_warnings(photos):
     source = opened(photos)
     text = "\n".join(source.warnings)
     assert "class 'fox' has no image" in text
-    assert "1 class has a single image (owl)" in text
+    assert "classes with a single image: 1 (owl)" in text
     assert "images left out, no label: 1, first loose.png" in text
     assert len(source.warnings) == 3
     assert source.labels.names == ("cats", "dogs", "owl") and len(source.images) == 9

@@ -82,7 +82,7 @@ def test_no_rows():
 @pytest.mark.parametrize(
     "values, message",
     [
-        ([0.0, np.nan], "1 labels are NaN"),
+        ([0.0, np.nan], r"labels are NaN or infinite \(1\)"),
         ([[0.0, np.nan]], "NaN"),
         ([np.inf], "infinite"),
         ([0, -1], "class number -1 is negative"),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hashlens.data import images as images_module
 from hashlens.data.images import ArrayImages
 from hashlens.data.resize import enlarge
 
@@ -18,8 +19,6 @@ def test_equals_pillow(rng, small):
 
 
 def test_it_is_what_arrays_use(rng, monkeypatch):
-    import hashlens.data.resize
-
-    monkeypatch.setattr(hashlens.data.resize, "enlarge", lambda images, size: "enlarged")
+    monkeypatch.setattr(images_module, "enlarge", lambda images, size: "enlarged")
     images = ArrayImages(rng.integers(0, 256, (3, 8, 8), np.uint8))
     assert images.read(slice(None), 9) == "enlarged" and images.read(slice(None), 7).shape == (3, 7, 7, 3)

@@ -9,11 +9,15 @@ from typing import Annotated
 import typer
 
 from hashlens.cli.options import COLUMNS, FROM_FILE, JSON, QUIET, SEED, SOURCE, chosen_columns
+from hashlens.data.sources import SOURCES
+from hashlens.errors import counted
 from hashlens.files import quoted
 from hashlens.progress import Progress
 
 app = typer.Typer()
-data_app = typer.Typer(help="Look at data before training.", no_args_is_help=True)
+data_app = typer.Typer(
+    help=f"Look at data before training. A source is {', '.join(SOURCES.values())}.", no_args_is_help=True
+)
 app.add_typer(data_app, name="data")
 NPY = b"\x93NUMPY"  # the first bytes of an array file
 
@@ -70,9 +74,9 @@ def features(
     if as_json:
         print(json.dumps(result))
         return
-    print(f"{len(found):,} rows of {found.shape[1]} features in {out}, their images in {table}")
+    print(f"{counted(len(found), 'row')} of {found.shape[1]} features in {out}, their images in {table}")
     if opened.skipped:
-        print(f"{len(opened.skipped):,} images could not be read: see {skipped}")
+        print(f"{counted(len(opened.skipped), 'image')} could not be read: see {skipped}")
     print(f"next     hashlens compare {quoted(out)} --methods itq,ksh")
 
 

@@ -17,7 +17,7 @@ from hashlens.data.kinds.nuswide import is_nuswide, list_images
 from hashlens.data.labels import Labels
 from hashlens.data.protocols import PROTOCOLS, ROLES, Protocol
 from hashlens.data.sources import Columns, Progress, Source, make_protocol, open_source, readable
-from hashlens.errors import DataError, UsageError
+from hashlens.errors import DataError, UsageError, counted
 from hashlens.files import expanded, quoted
 from hashlens.machine import blocks, work_ahead
 
@@ -136,7 +136,7 @@ def describe_check(report: dict[str, Any]) -> str:
     """The report as text: a line per fact, and the images that need attention."""
     sizes, labels, skipped, split = (report[part] for part in ("sizes", "labels", "skipped", "split"))
     kind = f"label sets, {labels['per_image']:.1f} labels per image" if labels["several"] else "one label each"
-    lines = [f"{report['path']}  {sizes['count']:,} images · {labels['count']:,} labels · {kind}"]
+    lines = [f"{report['path']}  {counted(sizes['count'], 'image')} · {counted(labels['count'], 'label')} · {kind}"]
     if sizes["count"]:
         sides = [f"{which} {sizes[which][0]} × {sizes[which][1]}" for which in ("smallest", "median", "largest")]
         lines.append(_line("sizes", f"{', '.join(sides)}; {sizes['bytes'] / 1e6:,.1f} MB"))

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from hashlens.data.resize import crop, enlarge
-from hashlens.errors import DataError, UsageError
+from hashlens.errors import DataError, UsageError, counted
 from hashlens.machine import in_threads, shares
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class ArrayImages(Images):
             if not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)) or image.size == 0:
                 raise DataError(f"an image must have the shape (h, w, 3) or (h, w), got {image.shape}")
         if names is not None and len(names) != len(array):
-            raise DataError(f"{len(names):,} names for {len(array):,} images; give one each")
+            raise DataError(f"{counted(len(array), 'image')} but {counted(len(names), 'name')}; give one each")
         self._array = array
         self._rows = np.arange(len(array))
         self.names = tuple(names) if names is not None else tuple(f"{row:05d}" for row in self._rows)

@@ -55,7 +55,7 @@ class Labels:
         if values.dtype.kind not in "biuf":
             raise DataError(f"labels are {values.dtype}; give whole numbers, strings or a 0/1 matrix")
         if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise DataError(f"{(~np.isfinite(values)).sum()} labels are NaN or infinite; leave those items out")
+            raise DataError(f"labels are NaN or infinite ({(~np.isfinite(values)).sum():,}); leave those items out")
         if values.ndim == 1:
             return cls._of_numbers(values, names)
         if values.ndim == 2:

@@ -14,7 +14,7 @@ import numpy as np
 
 from hashlens.codes import Codes
 from hashlens.data.images import FileImages, Images
-from hashlens.errors import DataError
+from hashlens.errors import DataError, counted
 
 HELD_OUT = 1_000
 A_LINE = "a query, a positive and a negative on each line"
@@ -62,7 +62,7 @@ def _row(word: str, row_of: dict[str, int], n: int, where: str) -> int:
     if word.isdecimal():
         if len(word) < 19 and int(word) < n:
             return int(word)
-        raise DataError(f"{where} names row {word[:19]}, but there are {n:,} images; rows count from 0")
+        raise DataError(f"{where} names row {word[:19]}, but there are {counted(n, 'image')}; rows count from 0")
     raise DataError(f"{where} names {word!r}, which is not among the images; give a listed path or a row")
 
 
@@ -80,7 +80,7 @@ def clean_triplets(triplets: Any, n: int) -> tuple[np.ndarray, list[str]]:
     outside = np.flatnonzero(((rows < 0) | (rows >= n)).any(1))
     if len(outside):
         raise DataError(
-            f"{len(outside):,} triplets name images outside rows 0 to {n - 1:,}, first triplet {outside[0]:,}:"
+            f"triplets with images outside rows 0 to {n - 1:,}: {len(outside):,}, first triplet {outside[0]:,}:"
             f" {rows[outside[0]].tolist()}; correct or remove them"
         )
     notes = []
@@ -89,7 +89,7 @@ def clean_triplets(triplets: Any, n: int) -> tuple[np.ndarray, list[str]]:
         nonlocal rows
         if bad.any():
             first = ", ".join(map(str, rows[bad][0].tolist()))
-            notes.append(f"{bad.sum():,} triplets are left out because {why} (first: {first})")
+            notes.append(f"triplets left out because {why}: {bad.sum():,}, first {first}")
             rows = rows[~bad]
 
     query, positive, negative = rows.T
@@ -103,7 +103,7 @@ def clean_triplets(triplets: Any, n: int) -> tuple[np.ndarray, list[str]]:
     place = np.array([n * n, n, 1])
     drop(np.isin(rows[:, [0, 2, 1]] @ place, rows @ place), "others say the opposite")
     if not len(rows):
-        raise DataError(f"none of the {len(given):,} triplets can be trained on: {'; '.join(notes)}")
+        raise DataError(f"no triplet can be trained on: {'; '.join(notes)}; correct the triplets")
     return rows, notes
 
 
@@ -119,7 +119,7 @@ def split_triplets(
     place[train] = np.arange(len(train))
     inside = (place[given] >= 0).all(1)
     if not inside.all():
-        say(f"note: {(~inside).sum():,} of {len(given):,} triplets name images that are not for training; left out")
+        say(f"note: triplets left out because an image is not for training: {(~inside).sum():,} of {len(given):,}")
     given = given[inside]
     if len(given) < 2:
         raise DataError("fewer than two triplets are left to train on; name images of the training part of the split")
