@@ -89,7 +89,7 @@ def test_no_rows():
         ([0.5], "0.5 is not a whole number"),
         ([10**9], "as strings"),
         ([[0, 2]], "only 0 and 1"),
-        ([[1], [0]], r"values\[:, 0\]"),
+        ([[1], [0]], r"\(2, 1\); give \(n,\) class numbers"),
         (np.zeros((2, 2, 2)), "shape"),
         (3, "shape"),
         ([[0, 1], [0]], "different lengths"),

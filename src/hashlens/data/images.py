@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from hashlens.data.resize import crop, enlarge
+from hashlens.data.resize import crop
 from hashlens.errors import DataError, UsageError, counted
 from hashlens.machine import in_threads, shares
 
@@ -159,16 +159,10 @@ class ArrayImages(Images):
         return Image.fromarray(self._array[self._rows[row]]).convert("RGB")
 
     def read(self, rows: Any, size: int) -> np.ndarray:
-        if isinstance(self._array, np.ndarray):
-            height, width = self._array.shape[1:3]
-            batch = self._array[self._rows[self._indices(rows)]]
-            if batch.ndim == 3:
-                batch = np.repeat(batch[..., None], 3, axis=3)
-            if height == width == size:
-                return batch
-            if 4 <= height == width < size:
-                return enlarge(batch, size)
-        return super().read(rows, size)
+        if self.side != size:
+            return super().read(rows, size)
+        batch = self._array[self._rows[self._indices(rows)]]
+        return np.repeat(batch[..., None], 3, axis=3) if batch.ndim == 3 else batch
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(b"array")

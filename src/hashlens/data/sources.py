@@ -145,7 +145,17 @@ class Source:
 
     @cached_property
     def warnings(self) -> list[str]:
-        lines = [*self.notes, *(_label_warnings(self.labels) if self.labelled else [])]
+        lines = [*self.notes]
+        if self.labelled:
+            counts, values = self.labels.counts(), self.labels.values
+            single = [name for name, count in zip(self.labels.names, counts, strict=True) if count == 1]
+            if single:
+                names = ", ".join(single[:5]) + (", …" if len(single) > 5 else "")
+                lines.append(
+                    f"classes with a single image: {len(single):,} ({names}); no training image is similar to it"
+                )
+            if self.labels.multi and (n := int((~values.any(axis=1)).sum())):
+                lines.append(f"images without a label: {n:,}; they are searched, but nothing is relevant to them")
         for reason, count in Counter(reason.split(";")[0] for _, reason in self.skipped).items():
             first = next(name for name, other in self.skipped if other.split(";")[0] == reason)
             lines.append(f"images left out, {reason}: {count:,}, first {first}")
@@ -268,18 +278,6 @@ def _require_labels(source: Source) -> Source:
             " learning needs two or more, so add images of a second class"
         )
     return source
-
-
-def _label_warnings(labels: Labels) -> list[str]:
-    lines = []
-    single = [name for name, count in zip(labels.names, labels.counts(), strict=True) if count == 1]
-    if single:
-        names = ", ".join(single[:5]) + (", …" if len(single) > 5 else "")
-        lines.append(f"classes with a single image: {len(single):,} ({names}); no training image is similar to it")
-    unlabelled = int((~labels.values.any(axis=1)).sum()) if labels.multi else 0
-    if unlabelled:
-        lines.append(f"images without a label: {unlabelled:,}; they are searched, but nothing is relevant to them")
-    return lines
 
 
 def _require_most(skipped: Sequence[tuple[str, str]], n: int, where: str, advice: str) -> None:

@@ -30,30 +30,29 @@ def read_triplets(path: Path, images: Images) -> np.ndarray:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the triplet file {path} ({error}); write {A_LINE}") from error
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not lines:
-        raise DataError(f"{path} is empty; write {A_LINE}")
-    first = lines[0][1]
-    separator = next((mark for mark in "\t," if mark in first), " ")
+    lines = text.splitlines()
+    separator = next((mark for mark in "\t," if mark in text.lstrip().partition("\n")[0]), " ")
     row_of = {name: row for row, name in enumerate(images.names)}
     if isinstance(images, FileImages):  # absolute and relative paths name the same file
         here = f"{Path.cwd().as_posix()}/"
         row_of = {
             name: row for row, path in enumerate(images.paths()) for name in (path, path.removeprefix(here))
         } | row_of
-    triplets = []
-    for number, line in lines:
+    triplets: list[list[int]] = []
+    for number, line in enumerate(lines, 1):
         try:
-            words = [word.strip() for word in next(csv.reader([line], delimiter=separator, skipinitialspace=True))]
+            words = [word.strip() for word in next(csv.reader([line], delimiter=separator, skipinitialspace=True), [])]
         except csv.Error as error:
             raise DataError(f"line {number} of {path} is malformed ({error}); write {A_LINE}") from error
         words = [word for word in words if word] if separator == " " else words
-        if number == lines[0][0] and [word.lower() for word in words] == ["query", "positive", "negative"]:
+        if not line.strip() or (not triplets and [word.lower() for word in words] == ["query", "positive", "negative"]):
             continue
         if len(words) != 3:
-            raise DataError(f"line {number} of {path} has {len(words)} entries; write {A_LINE}")
+            raise DataError(f"line {number} of {path} has {counted(len(words), 'entry')}; write {A_LINE}")
         triplets.append([_row(word, row_of, len(images), f"line {number} of {path}") for word in words])
-    return np.array(triplets, np.int64).reshape(-1, 3)
+    if not triplets:
+        raise DataError(f"{path} is empty; write {A_LINE}")
+    return np.array(triplets, np.int64)
 
 
 def _row(word: str, row_of: dict[str, int], n: int, where: str) -> int:

