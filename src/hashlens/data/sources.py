@@ -258,13 +258,11 @@ def absolute(source: str | os.PathLike[str]) -> str:
 
 
 def _finish(source: Source, kind: str, labelled: bool) -> Source:
+    """Where labels are needed: refuse what cannot be learned from, and leave out images that lack their one label."""
     source.kind, source.labelled = kind, labelled
-    return _require_labels(source) if labelled else source
-
-
-def _require_labels(source: Source) -> Source:
-    """Refuse labels that cannot be learned from; leave out images without one if the others have one each."""
-    how = kind_named(source.kind).labelling
+    if not labelled:
+        return source
+    how = kind_named(kind).labelling
     if source.labels is None:
         n = counted(len(source), "image")
         raise DataError(f"{source.address} has {n} but no labels, which are needed here; {how}")
@@ -407,8 +405,7 @@ def readable(source: Source, progress: Progress | None = None, again: bool = Fal
     rest = source.without(reasons)
     new = rest.skipped[len(source.skipped) :]
     _require_most(new, len(images), source.address, "repair or remove them, or check that this is the right source")
-    if not source.labelled:
-        return rest
-    gone = sorted(set(source.labels.names) - set(rest.labels.names))
-    rest.notes += [f"class {name!r} has no readable image and is left out" for name in gone]
-    return _require_labels(rest)
+    if source.labelled:
+        gone = sorted(set(source.labels.names) - set(rest.labels.names))
+        rest.notes += [f"class {name!r} has no readable image and is left out" for name in gone]
+    return _finish(rest, source.kind, source.labelled)
