@@ -16,7 +16,7 @@ from hashlens.progress import Progress
 
 app = typer.Typer()
 data_app = typer.Typer(
-    help=f"Look at data before training. A source is {', '.join(SOURCES.values())}.", no_args_is_help=True
+    help=f"Look at data before training.\n\nA source is {', '.join(SOURCES.values())}.", no_args_is_help=True
 )
 app.add_typer(data_app, name="data")
 NPY = b"\x93NUMPY"  # the first bytes of an array file

@@ -92,7 +92,7 @@ class Images:
         return len(self.names)
 
     def read(self, rows: Any, size: int) -> np.ndarray:
-        """The images at `rows` as uint8 (len(rows), size, size, 3): shorter side to `size`, centre crop."""
+        """The images at `rows` as uint8 (len(rows), size, size, 3), by the rule of `resize.py`."""
         rows = self._indices(rows)
         batch = np.empty((len(rows), size, size, 3), np.uint8)
 
@@ -104,6 +104,7 @@ class Images:
         return batch
 
     def thumbnail(self, row: int, size: int = 96) -> Image.Image:
+        """The whole image, shrunk (never enlarged) to fit a square of `size`."""
         return shrunk(self.image(row, at_least=size), size)
 
     def paths(self) -> list[str]:
@@ -378,7 +379,6 @@ def decode(file: Path | io.BytesIO, at_least: int | None = None) -> tuple[Image.
 
 
 def shrunk(image: Image.Image, size: int) -> Image.Image:
-    """The whole image, shrunk (never enlarged) to fit a square of `size`."""
     image = image.copy()
     image.thumbnail((size, size), Image.Resampling.BICUBIC)
     return image

@@ -241,10 +241,7 @@ def folder_split(labels: Labels, seed: int = 0) -> Protocol:
     rest = rng.permutation(np.flatnonzero(~is_query))  # shuffled for the same reason as CIFAR-10
     query = rng.permutation(np.flatnonzero(is_query))
     if not len(query):
-        raise DataError(
-            "no image can be a query, because each has a label of fewer than three images; add images or remove rare"
-            " labels"
-        )
+        raise DataError("no image can be a query: each has a label of fewer than three images; remove rare labels")
     description = f"{counted(len(query), 'query')}, a tenth of each class; {len(rest):,} trained on and searched"
     return Protocol("split", rest, query, rest, seed=seed, description=description)
 
