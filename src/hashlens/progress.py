@@ -80,6 +80,10 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def counted(n: int, one: str, several: str = "") -> str:
-    """1 image, 2,000 images."""
-    return f"{n:,} {one if n == 1 else several or one + 's'}"
+def counted(n: int, word: str) -> str:
+    """
+    >>> counted(1, "image"), counted(2000, "query"), counted(0, "class")
+    ('1 image', '2,000 queries', '0 classes')
+    """
+    plural = f"{word[:-1]}ies" if word.endswith("y") else f"{word}{'es' if word.endswith('s') else 's'}"
+    return f"{n:,} {word if n == 1 else plural}"

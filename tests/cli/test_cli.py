@@ -315,7 +315,7 @@ def test_triplets_of_labelled_images(hashlens, tmp_path, rng, monkeypatch):
     assert code == 0, err
     result = json.loads(out)
     assert result["map"] > 0.5 and result["metrics"]["triplets_right"] > 0.7
-    assert "triplets name images that are not for training" in err  # the queries of the split
+    assert "triplets left out because an image is not for training" in err  # the queries of the split
     assert result["config"]["triplets"] == str(triplets)
     (run / "result.json").unlink()
     monkeypatch.chdir("/")

@@ -221,20 +221,20 @@ def test_one_image(hasher, photos, tmp_path):
 @pytest.mark.parametrize(
     ("source", "error", "words"),
     [
-        ("nowhere", DataError, "nowhere not found; give cifar10"),
+        ("nowhere", DataError, "nowhere not found; check the path"),
         ("nowhere/*.jpg", DataError, "no image matches nowhere/"),
         ("nowhere/{0..3}.tar", DataError, r"4 of 4 are missing, first nowhere/0.tar"),
         ("nowhere/*.tar", DataError, "nothing matches"),
         ("{3..1}.tar", UsageError, "smaller number first"),
-        ("nowhere.txt", DataError, "cannot read the list nowhere.txt"),
-        ("nowhere.csv", DataError, "cannot read nowhere.csv"),
+        ("nowhere.txt", DataError, "nowhere.txt not found"),
+        ("nowhere.csv", DataError, "nowhere.csv not found"),
         ([], DataError, "contains no paths"),
         (
             ["a.jpg", "b.jpg"],
             DataError,
-            r"none of the 2 paths .*first: a.jpg, no such file.*relative to the current folder",
+            r"no path in the list can be read \(first of 2: a.jpg, no such file.*relative to the current folder",
         ),
-        (["x\0y.jpg"], DataError, "none of the 1 paths"),
+        (["x\0y.jpg"], DataError, "no path in the list can be read"),
     ],
 )
 def test_unusable_sources_are_refused(hasher, tmp_path, monkeypatch, source, error, words):

@@ -207,5 +207,5 @@ def test_forbidden_files_are_tried_again(photos, empty_cache, monkeypatch):
 
 
 def test_bad_sources_are_the_same_errors_as_elsewhere(tmp_path):
-    with pytest.raises(DataError, match="not found; give"):
+    with pytest.raises(DataError, match="not found; "):
         check_source(tmp_path / "gone")

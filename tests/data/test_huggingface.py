@@ -1,10 +1,8 @@
 """Hugging Face datasets on disk; without the package, one sentence."""
 
-import builtins
-import importlib
-import importlib.util
 import io
 import json
+import sys
 
 import datasets
 import pytest
@@ -152,15 +150,8 @@ def test_without_the_package(tmp_path, monkeypatch):
     assert not is_huggingface(tmp_path)
     (tmp_path / "dataset_info.json").write_text(json.dumps({}))
     assert is_huggingface(tmp_path)
-    real = builtins.__import__
-
-    def refuse(name, *args):
-        if name == "datasets":
-            raise ModuleNotFoundError("No module named 'datasets'")
-        return real(name, *args)
-
-    monkeypatch.setattr(importlib, "import_module", lambda name: refuse(name))
-    with pytest.raises(UsageError, match=r"pip install 'hashlens\[datasets\]'"):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UsageError, match=r'pip install "hashlens\[datasets\]"'):
         open_source(tmp_path)
 
 

@@ -241,7 +241,7 @@ def test_arrays_that_are_not_images_are_refused(x):
 
 
 def test_names_must_fit(pixels):
-    with pytest.raises(DataError, match=r"5 names .* 6 images"):
+    with pytest.raises(DataError, match=r"6 images but 5 names"):
         ArrayImages(pixels, list("abcde"))
 
 

@@ -82,14 +82,14 @@ def test_no_rows():
 @pytest.mark.parametrize(
     "values, message",
     [
-        ([0.0, np.nan], "1 labels are NaN"),
+        ([0.0, np.nan], r"labels are NaN or infinite \(1\)"),
         ([[0.0, np.nan]], "NaN"),
         ([np.inf], "infinite"),
         ([0, -1], "class number -1 is negative"),
         ([0.5], "0.5 is not a whole number"),
         ([10**9], "as strings"),
         ([[0, 2]], "only 0 and 1"),
-        ([[1], [0]], r"values\[:, 0\]"),
+        ([[1], [0]], r"\(2, 1\); give \(n,\) class numbers"),
         (np.zeros((2, 2, 2)), "shape"),
         (3, "shape"),
         ([[0, 1], [0]], "different lengths"),

@@ -77,7 +77,7 @@ def truth(name):
         (truth("sky"), None, r"Groundtruth/AllLabels/Labels_sky\.txt not found;"),
         (truth("sky"), "0\n" * 39, r"Labels_sky\.txt in .* has 39 lines and others 40"),
         (truth("sky"), "0\n" * 39 + "2\n", r"Labels_sky\.txt must contain only lines of 0 or 1"),
-        ("ImageList/Imagelist.txt", "a.jpg\n", "lists 1 images and the ground truth has 40 lines"),
+        ("ImageList/Imagelist.txt", "a.jpg\n", "lists 1 image and the ground truth has 40 lines"),
         ("ImageList/Imagelist.txt", None, r"Imagelist\.txt not found; unpack ImageList\.zip"),
     ],
 )

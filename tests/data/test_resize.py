@@ -1,25 +1,20 @@
-"""Enlarging: bit for bit what Pillow does."""
+"""The resize rule: the centre square, scaled as Pillow does it, whatever the images come from."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from hashlens.data.images import ArrayImages
-from hashlens.data.resize import enlarge
 
 
-@pytest.mark.parametrize("small", [4, 5, 8, 11, 20, 28, 32, 33, 48, 64])
+@pytest.mark.parametrize("small", [1, 4, 5, 8, 28, 32, 64])
 def test_equals_pillow(rng, small):
     images = rng.integers(0, 256, (3, small, small, 3), np.uint8)
-    images[1] = np.where(images[1] > 127, 255, 0)  # overshoots at every edge
-    for size in (small + 1, small + 2, 2 * small, 2 * small + 1, 100, 113, 144, 227):
+    for size in (small, small + 1, 2 * small + 1, 100, 144):
         expected = [np.asarray(Image.fromarray(x).resize((size, size), Image.Resampling.BICUBIC)) for x in images]
-        assert np.array_equal(enlarge(images, size), expected), size
+        assert np.array_equal(ArrayImages(images).read(slice(None), size), expected), size
 
 
-def test_it_is_what_arrays_use(rng, monkeypatch):
-    import hashlens.data.resize
-
-    monkeypatch.setattr(hashlens.data.resize, "enlarge", lambda images, size: "enlarged")
-    images = ArrayImages(rng.integers(0, 256, (3, 8, 8), np.uint8))
-    assert images.read(slice(None), 9) == "enlarged" and images.read(slice(None), 7).shape == (3, 7, 7, 3)
+def test_the_centre_square_is_kept(rng):
+    images = rng.integers(0, 256, (2, 10, 16), np.uint8)
+    assert np.array_equal(ArrayImages(images).read(slice(None), 10)[..., 0], images[:, :, 3:13])

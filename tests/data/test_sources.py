@@ -102,7 +102,7 @@ def test_every_kind_has_the_same_images_and_labels(photos, monkeypatch, form):
 def test_where_labels_are_needed_it_says_how_to_give_them(photos, monkeypatch, name, how):
     list_of(photos, monkeypatch)
     assert open_source(name, labels="optional").labels is None
-    with pytest.raises(DataError, match=f"images but no labels, which are needed here; .*{how}"):
+    with pytest.raises(DataError, match=f"images? but no labels, which are needed here; .*{how}"):
         open_source(name)
 
 
@@ -134,5 +134,29 @@ def test_a_new_kind_is_one_module_and_one_row(monkeypatch):
     assert len(source) == 12 and source.table["labels"].to_pylist()[:2] == [["0"], ["1"]]
     with pytest.raises(DataError, match="the protocol unseen"):
         make_protocol(source)
-    with pytest.raises(DataError, match="a toy"):
-        open_source("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [("photo", "photos"), ("photos/cat", "photos/cats"), ("lists.txt", "list.txt"), ("cifar100", "cifar10")],
+)
+def test_a_missing_source_names_a_similar_one(photos, typed, hint):
+    (photos.parent / "list.txt").write_text("photos/cats/0.png")
+    with pytest.raises(DataError) as error:
+        open_source(typed)
+    assert error.value.message == f"{typed} not found; did you mean {hint}? (all sources: hashlens data --help)"
+
+
+@pytest.mark.parametrize("folder", ["photos", "./photos", "data/2024/photos"])
+def test_a_tar_file_of_one_folder_has_the_classes_of_the_folder(photos, folder):
+    with tarfile.open("photos.tar", "w") as archive:
+        archive.add("photos", folder)
+    source = open_source("photos.tar")
+    assert source.labels.names == ("cats", "dogs") and source.labels.counts().tolist() == [3, 3]
+    Image.new("RGB", (9, 9)).save(photos / "loose.png")
+    with tarfile.open("photos.tar", "w") as archive:
+        archive.add("photos")
+    assert open_source("photos.tar").labels.names == ("cats", "dogs")
+    with tarfile.open("cats.tar", "w") as archive:
+        archive.add("photos/cats", "cats")
+    assert open_source("cats.tar", labels="optional").labels.names == ("cats",)

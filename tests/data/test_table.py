@@ -185,7 +185,7 @@ def test_a_split_column_without_queries_is_not_a_split(table):
         ("path,label\n", None, DataError, "has no images; .* add a line"),
         ("a/0.png,cat\na/1.png,dog\n", None, UsageError, r"first line has a/0\.png, cat\).*--column path="),
         ("path,animal\na/0.png,cat\n", None, UsageError, r"\(but path, animal\).*line 2 has 'cat'.*--column labels="),
-        ("path\na/0.png\n", None, DataError, "1 images but no labels.*add a column called label"),
+        ("path\na/0.png\n", None, DataError, "1 image but no labels.*add a column called label"),
         (PETS, Columns(labels="lable"), UsageError, "no column 'lable' among path, label; did you mean label"),
         (PETS, Columns(path="x"), UsageError, "no column 'x' .* choose one with --column path="),
         (PETS, Columns(split="fold"), UsageError, "no column 'fold'"),
@@ -208,9 +208,9 @@ def test_bad_tables_get_a_sentence(table, text, columns, kind, message):
 
 
 def test_other_encodings_and_absent_files(table, tmp_path):
-    with pytest.raises(DataError, match=r"not UTF-8 text \(byte 0xfc at 11\)"):
+    with pytest.raises(DataError, match=r"as text .*0xfc in position 11.*UTF-8"):
         open_source(table("path,label\nü.png,cat\n", encoding="latin-1"))
-    with pytest.raises(DataError, match=r"cannot read .*gone\.csv \(No such file"):
+    with pytest.raises(DataError, match=r"gone\.csv not found"):
         open_source(str(tmp_path / "gone.csv"))
     with pytest.raises(DataError, match=r"line 2 of .* is malformed"):
         open_source(table('path,label\na/0.png,"' + "x" * 200_000 + '"\n'))

@@ -63,21 +63,21 @@ def test_cleaning():
     rows, notes = clean_triplets(given, 5)
     assert rows.tolist() == [[0, 1, 2], [4, 1, 0], [1, 2, 3]]
     assert len(notes) == 3
-    assert "3 triplets are left out because an image is named twice" in notes[0] and "3, 3, 1" in notes[0]
-    assert "1 triplets are left out because they repeat" in notes[1]
-    assert "2 triplets are left out because others say the opposite" in notes[2]
+    assert "triplets left out because an image is named twice in them: 3" in notes[0] and "3, 3, 1" in notes[0]
+    assert "triplets left out because they repeat others: 1" in notes[1]
+    assert "triplets left out because others say the opposite: 2" in notes[2]
     assert clean_triplets(rows, 5)[1] == []
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ([[0, 1, 5]], r"1 triplets name images outside rows 0 to 4, first triplet 0: \[0, 1, 5\]"),
+        ([[0, 1, 5]], r"triplets with images outside rows 0 to 4: 1, first triplet 0: \[0, 1, 5\]"),
         ([[0, 1, 2], [-1, 1, 2]], "first triplet 1"),
         ([[0, 1]], r"rows of three integers .* \(1, 2\)"),
         ([[0.5, 1, 2]], "rows of three integers"),
         ([], "rows of three integers"),
-        ([[0, 1, 2], [0, 2, 1]], "none of the 2 triplets can be trained on: .*opposite"),
+        ([[0, 1, 2], [0, 2, 1]], "no triplet can be trained on: .*opposite"),
     ],
 )
 def test_bad_triplets(given, expected):

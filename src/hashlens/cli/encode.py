@@ -9,12 +9,15 @@ import typer
 from typer import Argument, Option
 
 from hashlens.cli.options import COLUMNS, FROM_FILE, JSON, QUIET, SEED, SOURCE, chosen_columns, interruptible, show
+from hashlens.data.sources import SOURCES
 from hashlens.errors import UsageError
 from hashlens.files import quoted
 from hashlens.progress import Progress, counted
 
 app = typer.Typer()
-data_app = typer.Typer(help="Look at data before training.", no_args_is_help=True)
+data_app = typer.Typer(
+    help=f"Look at data before training.\n\nA source is {', '.join(SOURCES.values())}.", no_args_is_help=True
+)
 app.add_typer(data_app, name="data")
 NPY = b"\x93NUMPY"  # the first bytes of an array file
 

@@ -22,8 +22,7 @@ import hashlens
 from hashlens.codes.encoder import Encoder
 from hashlens.codes.model import CONFIG, EXPORTED, ModelFolder
 from hashlens.errors import DataError, MismatchError, UsageError, require
-from hashlens.features.extractor import Extractor
-from hashlens.features.networks.session import one_core_session
+from hashlens.features.extractor import Extractor, one_core_session
 from hashlens.files import replacing, sha256, write_json
 from hashlens.machine import work_ahead
 from hashlens.progress import Progress

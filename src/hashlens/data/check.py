@@ -20,6 +20,7 @@ from hashlens.data.sources import Columns, Progress, Source, make_protocol, open
 from hashlens.errors import DataError, UsageError
 from hashlens.files import expanded, quoted
 from hashlens.machine import blocks, work_ahead
+from hashlens.progress import counted
 
 SHOWN = 20  # skipped images and groups of duplicates listed in the text; the report has all of them
 
@@ -136,37 +137,34 @@ def describe_check(report: dict[str, Any]) -> str:
     """The report as text: a line per fact, and the images that need attention."""
     sizes, labels, skipped, split = (report[part] for part in ("sizes", "labels", "skipped", "split"))
     kind = f"label sets, {labels['per_image']:.1f} labels per image" if labels["several"] else "one label each"
-    lines = [f"{report['path']}  {sizes['count']:,} images · {labels['count']:,} labels · {kind}"]
+    head = f"{report['path']}  {counted(sizes['count'], 'image')} · {counted(labels['count'], 'label')} · {kind}"
+    lines: list[tuple[str, str]] = []
     if sizes["count"]:
         sides = [f"{which} {sizes[which][0]} × {sizes[which][1]}" for which in ("smallest", "median", "largest")]
-        lines.append(_line("sizes", f"{', '.join(sides)}; {sizes['bytes'] / 1e6:,.1f} MB"))
-    lines.append(_line("balance", _balance(labels)))
+        lines.append(("sizes", f"{', '.join(sides)}; {sizes['bytes'] / 1e6:,.1f} MB"))
+    lines.append(("balance", _balance(labels)))
 
     reasons = Counter(entry["reason"] for entry in skipped).most_common()
     text = f"{len(skipped):,}: {', '.join(f'{count:,} {reason}' for reason, count in reasons)}" if skipped else "none"
-    lines += [_line("skipped", text), *_first([f"{entry['path']}  {entry['reason']}" for entry in skipped])]
+    lines += [("skipped", text), *_first([f"{entry['path']}  {entry['reason']}" for entry in skipped])]
 
-    groups, different, leaked = (
-        report["duplicates"][fact] for fact in ("groups", "different_labels", "query_in_database")
-    )
-    text = f"{sum(len(group) - 1 for group in groups):,}" if groups else "none"
-    text += f"; groups with different labels: {different:,}" if different else ""
-    text += f"; queries with a copy in the database, which inflates MAP: {leaked:,}" if leaked else ""
-    lines += [_line("duplicates", text), *_first([" = ".join(group) for group in groups])]
+    copies = report["duplicates"]
+    text = f"{sum(len(group) - 1 for group in copies['groups']):,}" if copies["groups"] else "none"
+    if copies["different_labels"]:
+        text += f"; groups with different labels: {copies['different_labels']:,}"
+    if copies["query_in_database"]:
+        text += f"; queries with a copy in the database, which inflates MAP: {copies['query_in_database']:,}"
+    lines += [("duplicates", text), *_first([" = ".join(group) for group in copies["groups"]])]
 
     if "error" in split:
-        lines.append(_line("split", f"none: {split['error']}"))
+        lines.append(("split", f"none: {split['error']}"))
     else:
         cut = f"MAP over the top {split['topk']:,}" if split["topk"] else "MAP over the whole ranking"
-        lines.append(_line("split", f"{split['name']}, seed {split['seed']}: {split['description']}; {cut}"))
-    lines += [_line("note", warning) for warning in report["warnings"]]
+        lines.append(("split", f"{split['name']}, seed {split['seed']}: {split['description']}; {cut}"))
+    lines += [("note", warning) for warning in report["warnings"]]
     if sizes["count"] and "error" not in split:
-        lines.append(_line("next", f"hashlens train {quoted(report['path'])}"))
-    return "\n".join(lines)
-
-
-def _line(word: str, text: str) -> str:
-    return f"  {word:<11} {text}"
+        lines.append(("next", f"hashlens train {quoted(report['path'])}"))
+    return "\n".join([head, *(f"  {word:<11} {text}" for word, text in lines)])
 
 
 def _balance(labels: dict[str, Any]) -> str:
@@ -177,6 +175,6 @@ def _balance(labels: dict[str, Any]) -> str:
     return f"from {counts[fewest]:,} ({fewest}) to {counts[most]:,} ({most}) per label{ratio}{without}"
 
 
-def _first(texts: list[str]) -> list[str]:
+def _first(texts: list[str]) -> list[tuple[str, str]]:
     more = [f"… and {len(texts) - SHOWN:,} more; --json lists all"] if len(texts) > SHOWN else []
-    return [_line("", text) for text in texts[:SHOWN] + more]
+    return [("", text) for text in texts[:SHOWN] + more]

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from hashlens.data.resize import crop
 from hashlens.errors import DataError, UsageError
 from hashlens.machine import in_threads, shares
+from hashlens.progress import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,13 +83,17 @@ class Images:
 
     def fingerprint(self) -> str:
         """sha256 of the images in order: the key of everything computed from them and cached."""
-        raise NotImplementedError  # for images that are read once, such as queries
+        digest = hashlib.sha256(b"items")
+        for row in range(len(self)):
+            image = self.image(row)
+            digest.update(f"{image.size}".encode() + image.tobytes())
+        return digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self.names)
 
     def read(self, rows: Any, size: int) -> np.ndarray:
-        """The images at `rows` as uint8 (len(rows), size, size, 3): shorter side to `size`, centre crop."""
+        """The images at `rows` as uint8 (len(rows), size, size, 3), by the rule of `resize.py`."""
         rows = self._indices(rows)
         batch = np.empty((len(rows), size, size, 3), np.uint8)
 
@@ -95,16 +101,12 @@ class Images:
             for i in range(part.start, part.stop):
                 batch[i] = crop(self.image(int(rows[i])), size)  # decoded in full: codes depend on all pixels
 
-        with quiet_pillow():
-            in_threads(fill, shares(len(rows)))  # Pillow decodes and resizes without the GIL
+        in_threads(fill, shares(len(rows)))  # Pillow decodes and resizes without the GIL
         return batch
 
     def thumbnail(self, row: int, size: int = 96) -> Image.Image:
         """The whole image, shrunk (never enlarged) to fit a square of `size`."""
-        with quiet_pillow():
-            image = self.image(row, at_least=size).copy()
-        image.thumbnail((size, size), Image.Resampling.BICUBIC)
-        return image
+        return shrunk(self.image(row, at_least=size), size)
 
     def paths(self) -> list[str]:
         """Names that do not depend on the current folder."""
@@ -113,9 +115,7 @@ class Images:
     def why_unreadable(self, row: int) -> str | None:
         """Decode one image; return the reason if that fails."""
         try:
-            with quiet_pillow():
-                # at_least=1 decodes a JPEG at an eighth of its size: read to the end, but faster
-                self.image(row, at_least=1)
+            self.image(row, at_least=1)  # decodes a JPEG at an eighth of its size: read to the end, but faster
         except UnreadableImage as error:
             return error.reason
         return None
@@ -141,7 +141,7 @@ class ArrayImages(Images):
             if not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)) or image.size == 0:
                 raise DataError(f"an image must have the shape (h, w, 3) or (h, w), got {image.shape}")
         if names is not None and len(names) != len(array):
-            raise DataError(f"{len(names):,} names for {len(array):,} images; give one each")
+            raise DataError(f"{counted(len(array), 'image')} but {counted(len(names), 'name')}; give one each")
         self._array = array
         self._rows = np.arange(len(array))
         self.names = tuple(names) if names is not None else tuple(f"{row:05d}" for row in self._rows)
@@ -161,18 +161,10 @@ class ArrayImages(Images):
         return Image.fromarray(self._array[self._rows[row]]).convert("RGB")
 
     def read(self, rows: Any, size: int) -> np.ndarray:
-        if isinstance(self._array, np.ndarray):
-            height, width = self._array.shape[1:3]
-            batch = self._array[self._rows[self._indices(rows)]]
-            if batch.ndim == 3:
-                batch = np.repeat(batch[..., None], 3, axis=3)
-            if height == width == size:
-                return batch
-            if 4 <= height == width < size:
-                from hashlens.data.resize import enlarge  # numba is loaded only where it is used
-
-                return enlarge(batch, size)
-        return super().read(rows, size)
+        if self.side != size:
+            return super().read(rows, size)
+        batch = self._array[self._rows[self._indices(rows)]]
+        return np.repeat(batch[..., None], 3, axis=3) if batch.ndim == 3 else batch
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(b"array")
@@ -302,13 +294,6 @@ class ItemImages(Images):
         found = [np.asarray(item[1]) for item in items if isinstance(item, tuple | list)]
         return np.stack(found) if found else None
 
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256(b"items")
-        for row in range(len(self)):
-            image = self.image(row)
-            digest.update(f"{image.size}".encode() + image.tobytes())
-        return digest.hexdigest()
-
 
 def as_images(x: Any) -> Images:
     """Anything ACCEPTED as Images, with `labels` if they came with the images."""
@@ -383,7 +368,7 @@ def pixels(item: Any) -> np.ndarray:
 
 def decode(file: Path | io.BytesIO, at_least: int | None = None) -> tuple[Image.Image, tuple[int, int]]:
     """One file as (RGB image, (width, height) as stored); raises whatever Pillow raises on a bad one."""
-    with Image.open(file, formats=FORMATS) as image:
+    with quiet_pillow(), Image.open(file, formats=FORMATS) as image:
         size = image.size
         if size[0] * size[1] > MAX_PIXELS:
             raise Image.DecompressionBombError(f"({size[0] * size[1]} pixels)")
@@ -392,6 +377,12 @@ def decode(file: Path | io.BytesIO, at_least: int | None = None) -> tuple[Image.
             image.draft("RGB", (2 * at_least, 2 * at_least))
         image.load()
         return rgb(upright(image)), size
+
+
+def shrunk(image: Image.Image, size: int) -> Image.Image:
+    image = image.copy()
+    image.thumbnail((size, size), Image.Resampling.BICUBIC)
+    return image
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -416,16 +407,6 @@ def rgb(image: Image.Image) -> Image.Image:
         white.alpha_composite(image.convert("RGBA"))
         image = white
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def crop(image: Image.Image, size: int) -> np.ndarray:
-    """The centre square scaled to `size`, as if the whole image were scaled and then cropped."""
-    side = min(image.size)
-    left, top = (image.width - side) // 2, (image.height - side) // 2
-    box = (left, top, left + side, top + side)
-    if side == size:
-        return np.asarray(image.crop(box))
-    return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box))
 
 
 def reason(file: Path | io.BytesIO, error: Exception) -> str:

@@ -55,12 +55,14 @@ class Labels:
         if values.dtype.kind not in "biuf":
             raise DataError(f"labels are {values.dtype}; give whole numbers, strings or a 0/1 matrix")
         if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise DataError(f"{(~np.isfinite(values)).sum()} labels are NaN or infinite; leave those items out")
+            raise DataError(f"labels are NaN or infinite ({(~np.isfinite(values)).sum():,}); leave those items out")
         if values.ndim == 1:
             return cls._of_numbers(values, names)
-        if values.ndim == 2:
-            return cls._of_matrix(values, names)
-        raise DataError(f"labels have shape {values.shape}; give (n,) class numbers or an (n, c) 0/1 matrix")
+        if values.ndim != 2 or values.shape[1] == 1:
+            raise DataError(f"labels have shape {values.shape}; give (n,) class numbers or an (n, c) 0/1 matrix")
+        if len(wrong := values[(values != 0) & (values != 1)]):
+            raise DataError(f"a label matrix must contain only 0 and 1, got {wrong[0]}")
+        return cls(values.astype(bool), tuple(map(str, range(values.shape[1]) if names is None else names)))
 
     @classmethod
     def of_sets(cls, sets: Sequence[Sequence[str]], names: Sequence[str] | None = None, multi: bool = True) -> Labels:
@@ -86,15 +88,6 @@ class Labels:
         if highest >= MAX_CLASSES:
             raise DataError(f"class number {highest} is over {MAX_CLASSES - 1}; give the labels as strings instead")
         return cls(numbers, tuple(map(str, range(highest + 1) if names is None else names)))
-
-    @classmethod
-    def _of_matrix(cls, values: np.ndarray, names: Sequence[str] | None) -> Labels:
-        if values.shape[1] == 1:
-            raise DataError(f"labels have shape {values.shape}; use values[:, 0] for class numbers")
-        wrong = (values != 0) & (values != 1)
-        if wrong.any():
-            raise DataError(f"a label matrix must contain only 0 and 1, got {values[wrong][0]}")
-        return cls(values.astype(bool), tuple(map(str, range(values.shape[1]) if names is None else names)))
 
     @property
     def multi(self) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError
 from hashlens.files import write_text
+from hashlens.progress import counted
 
 ROLES = ("train", "query", "database")
 
@@ -67,14 +68,14 @@ class Protocol:
             rows.flags.writeable = False
             object.__setattr__(self, role, rows)
             if repeated := len(rows) - len(np.unique(rows)):
-                raise DataError(f"{repeated:,} {role} rows of {self.name} are repeated; each may occur once")
+                raise DataError(f"{role} rows of {self.name} are repeated ({repeated:,}); each may occur once")
             if rows.size and rows.min() < 0:
                 raise DataError(f"{role} row {rows.min()} of {self.name} is negative; rows count from 0")
         for role in ("database", "train"):
             if shared := len(np.intersect1d(self.query, getattr(self, role))):
                 raise DataError(
-                    f"{shared:,} query rows of {self.name} are also {role} rows, which would inflate the result; remove"
-                    " them from one of the two"
+                    f"query rows of {self.name} are also {role} rows ({shared:,}), which would inflate the result;"
+                    " remove them from one of the two"
                 )
         if self.topk is not None and self.topk < 1:
             raise DataError(f"topk of {self.name} must be >= 1 or None, got {self.topk}")
@@ -84,8 +85,8 @@ class Protocol:
         for role in ROLES:
             if (last := getattr(self, role).max(initial=-1)) >= n:
                 raise DataError(
-                    f"{role} row {last:,} of {self.name} is past the end of a source of {n:,} images; use the source"
-                    " that the split was made for"
+                    f"{role} row {last:,} of {self.name} is past the end of a source of {counted(n, 'image')}; use the"
+                    " source that the split was made for"
                 )
 
     def fingerprint(self) -> str:
@@ -137,14 +138,17 @@ def _cifar10(labels: Labels, seed: int, name: str, n_query: int, n_train: int) -
     # Equal distances are ranked in database order, which is grouped by class here and in the authors' files: the first
     # classes would win every tie. Shuffled, it favours none.
     train, query, database = (rng.permutation(rows) for rows in (train, query, database))
-    description = f"{len(query):,} queries, {len(database):,} searched, {len(train):,} of them trained on"
-    return Protocol(name, train, query, database, seed=seed, description=description)
+    return Protocol(name, train, query, database, seed=seed, description=_sizes(query, database, train))
+
+
+def _sizes(query: np.ndarray, database: np.ndarray, train: np.ndarray) -> str:
+    return f"{counted(len(query), 'query')}, {len(database):,} searched, {len(train):,} of them trained on"
 
 
 def _wrong_source(name: str, wanted: str, labels: Labels) -> DataError:
     return DataError(
-        f"the protocol {name} is for {wanted}; this source has {len(labels):,} images in {labels.n_classes} other"
-        " classes: use the protocol split"
+        f"the protocol {name} is for {wanted}; this source has {counted(len(labels), 'image')} in {labels.n_classes}"
+        " other classes: use the protocol split"
     )
 
 
@@ -162,8 +166,8 @@ def unseen_classes(labels: Labels, seed: int = 0) -> Protocol:
     usable = np.flatnonzero(counts >= 3)  # a query, and two to search among
     if len(usable) < 4:
         raise DataError(
-            f"the protocol unseen trains on two classes and retrieves two others; only {len(usable)} classes have three"
-            " images or more: add classes or use the protocol split"
+            f"the protocol unseen trains on two classes and retrieves two others, but only {len(usable)} of the classes"
+            " have three images or more: add classes or use the protocol split"
         )
     unseen = np.sort(rng.permutation(usable)[: max(2, round(0.3 * len(usable)))])
     train, query, database = [], [], []
@@ -177,8 +181,8 @@ def unseen_classes(labels: Labels, seed: int = 0) -> Protocol:
             train.append(rows[:500])
     seen, asked, searched = (rng.permutation(np.concatenate(part)) for part in (train, query, database))
     names = ", ".join(labels.names[c] for c in unseen)
-    description = f"{len(asked):,} queries and {len(searched):,} searched of {names}; {len(seen):,} others trained on"
-    return Protocol("unseen", seen, asked, searched, seed=seed, description=description)
+    sizes = f"{counted(len(asked), 'query')} and {len(searched):,} searched of {names}"
+    return Protocol("unseen", seen, asked, searched, seed=seed, description=f"{sizes}; {len(seen):,} others trained on")
 
 
 def with_training_size(base: Protocol, labels: Labels, n: int) -> Protocol:
@@ -205,8 +209,9 @@ def with_training_size(base: Protocol, labels: Labels, n: int) -> Protocol:
                 f" {len(members):,}; choose a smaller number"
             )
         chosen[members[:wanted]] = True
-    description = f"{len(base.query):,} queries, {len(base.database):,} searched, {n:,} of them trained on"
-    return Protocol(name, order[chosen], base.query, base.database, base.topk, base.seed, description)
+    train = order[chosen]
+    sizes = _sizes(base.query, base.database, train)
+    return Protocol(name, train, base.query, base.database, base.topk, base.seed, sizes)
 
 
 def folder_split(labels: Labels, seed: int = 0) -> Protocol:
@@ -237,11 +242,8 @@ def folder_split(labels: Labels, seed: int = 0) -> Protocol:
     rest = rng.permutation(np.flatnonzero(~is_query))  # shuffled for the same reason as CIFAR-10
     query = rng.permutation(np.flatnonzero(is_query))
     if not len(query):
-        raise DataError(
-            "no image can be a query, because each has a label of fewer than three images; add images or remove rare"
-            " labels"
-        )
-    description = f"{len(query):,} queries, a tenth of each class; {len(rest):,} trained on and searched"
+        raise DataError("no image can be a query: each has a label of fewer than three images; remove rare labels")
+    description = f"{counted(len(query), 'query')}, a tenth of each class; {len(rest):,} trained on and searched"
     return Protocol("split", rest, query, rest, seed=seed, description=description)
 
 
@@ -290,14 +292,15 @@ def mirflickr(labels: Labels, seed: int = 0) -> Protocol:
             " protocol split"
         )
     query, database = rows[:2000], rows[2000:]
-    description = f"2,000 random queries, {len(database):,} searched, 5,000 of them trained on"
-    return Protocol("mirflickr", rng.permutation(database)[:5000], query, database, 5000, seed, description)
+    train = rng.permutation(database)[:5000]
+    return Protocol("mirflickr", train, query, database, 5000, seed, _sizes(query, database, train))
 
 
 def unlabelled(n: int) -> Protocol:
     """Images without labels: all are trained on and searched, without queries."""
     rows = np.arange(n)
-    return Protocol("unlabelled", rows, rows[:0], rows, description=f"{n:,} images trained on and searched, no queries")
+    description = f"{counted(n, 'image')} trained on and searched, no queries"
+    return Protocol("unlabelled", rows, rows[:0], rows, description=description)
 
 
 def given_split(words: Sequence[str], origin: str) -> Protocol | None:
@@ -315,9 +318,7 @@ def given_split(words: Sequence[str], origin: str) -> Protocol | None:
     train = np.flatnonzero(roles == "train") if (roles == "train").any() else searched
     # shuffled, because rows are often grouped by class and their order breaks ties
     database = np.random.default_rng(0).permutation(searched)
-    description = (
-        f"the split of {origin}: {len(query):,} queries, {len(searched):,} searched, {len(train):,} of them trained on"
-    )
+    description = f"the split of {origin}: {_sizes(query, searched, train)}"
     return Protocol("given", train, query, database, description=description)
 
 

@@ -10,18 +10,22 @@ import difflib
 import hashlib
 import json
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hashlens.errors import DataError, StorageError, UsageError
 from hashlens.files import cache_dir, expanded, is_utf8, shown, write_text
+from hashlens.progress import counted
 
 if TYPE_CHECKING:  # not imported at run time, so that `hashlens --help` is quick
     import pyarrow as pa
@@ -104,7 +108,8 @@ class Source:
         multi: bool = False,
     ):
         if labels is not None and len(images) != len(labels):
-            raise DataError(f"{name} has {len(images):,} images and {len(labels):,} labels; give one row per image")
+            found = f"{counted(len(images), 'image')} and {counted(len(labels), 'label')}"
+            raise DataError(f"{name} has {found}; give one row per image")
         self.name, self.images, self.skipped, self.notes = name, images, list(skipped), list(notes)
         self.classes = classes if labels is None else labels.names  # None: the labels that occur
         self.multi = multi if labels is None else labels.multi  # whether an image may have several labels
@@ -141,7 +146,17 @@ class Source:
 
     @cached_property
     def warnings(self) -> list[str]:
-        lines = [*self.notes, *(_label_warnings(self.labels) if self.labelled else [])]
+        lines = [*self.notes]
+        if self.labelled:
+            counts, values = self.labels.counts(), self.labels.values
+            single = [name for name, count in zip(self.labels.names, counts, strict=True) if count == 1]
+            if single:
+                names = ", ".join(single[:5]) + (", …" if len(single) > 5 else "")
+                lines.append(
+                    f"classes with a single image: {len(single):,} ({names}); no training image is similar to it"
+                )
+            if self.labels.multi and (n := int((~values.any(axis=1)).sum())):
+                lines.append(f"images without a label: {n:,}; they are searched, but nothing is relevant to them")
         for reason, count in Counter(reason.split(";")[0] for _, reason in self.skipped).items():
             first = next(name for name, other in self.skipped if other.split(";")[0] == reason)
             lines.append(f"images left out, {reason}: {count:,}, first {first}")
@@ -207,11 +222,10 @@ def open_source(
     typed = text if isinstance(source, str) else f"./{text}"  # a Path is a file or folder even if it is called cifar10
     asked = Asked(typed, expanded(source), labelled, columns or Columns(), from_file, quirk, say)
     name = next((name for name in SOURCES if kind_named(name).matches(typed, asked.path)), None)
-    if name is None:
-        named = [name for name in SOURCES if kind_named(name).named]
-        close = difflib.get_close_matches(Path(text).name, named, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"give {', '.join(SOURCES.values())}"
-        raise DataError(f"{text} not found; {hint}")
+    if name is None or not (kind_named(name).named or asked.path.exists() or re.search(r"[*?[{]|^-$", text)):
+        raise DataError(
+            f"{text} not found; {_like(asked.path) or 'check the path'} (all sources: hashlens data --help)"
+        )
     kind = kind_named(name)
     options = {"columns": columns != Columns() and columns, "from_file": from_file, "quirk": quirk}
     for option, value in options.items():
@@ -221,6 +235,16 @@ def open_source(
     found = kind.open(asked)
     found.address = absolute(source)
     return _finish(found, name, labelled)
+
+
+def _like(path: Path) -> str:
+    """A source with a similar name, as a question."""
+    try:
+        names = [entry.name for entry in islice(path.parent.iterdir(), 10_000)]
+    except OSError:
+        names = []
+    close = difflib.get_close_matches(path.name, [*(name for name in SOURCES if kind_named(name).named), *names], n=1)
+    return f"did you mean {path.with_name(close[0])}?" if close else ""
 
 
 def kind_named(name: str) -> Kind:
@@ -235,38 +259,24 @@ def absolute(source: str | os.PathLike[str]) -> str:
 
 
 def _finish(source: Source, kind: str, labelled: bool) -> Source:
+    """Where labels are needed: refuse what cannot be learned from, and leave out images that lack their one label."""
     source.kind, source.labelled = kind, labelled
-    return _require_labels(source) if labelled else source
-
-
-def _require_labels(source: Source) -> Source:
-    """Refuse labels that cannot be learned from; leave out images without one if the others have one each."""
-    how = kind_named(source.kind).labelling
+    if not labelled:
+        return source
+    how = kind_named(kind).labelling
     if source.labels is None:
-        raise DataError(f"{source.address} has {len(source):,} images but no labels, which are needed here; {how}")
+        n = counted(len(source), "image")
+        raise DataError(f"{source.address} has {n} but no labels, which are needed here; {how}")
     if not source.multi and source.labels.multi:  # some images have no label
         values, n = source.labels.values, len(source) + len(source.skipped)
         source = source.without({row: "no label" for row in range(len(source)) if not values[row].any()})
         _require_most(source.skipped, n, source.address, f"label them: {how}")
     if source.labels.n_classes < 2:
         raise DataError(
-            f"only one class found in {source.address}: {source.labels.names[0]} with {len(source):,} images; learning"
-            " needs two or more, so add images of a second class"
+            f"only one class found in {source.address}: {source.labels.names[0]} with {counted(len(source), 'image')};"
+            " learning needs two or more, so add images of a second class"
         )
     return source
-
-
-def _label_warnings(labels: Labels) -> list[str]:
-    lines = []
-    single = [name for name, count in zip(labels.names, labels.counts(), strict=True) if count == 1]
-    if single:
-        names = ", ".join(single[:5]) + (", …" if len(single) > 5 else "")
-        verb = "class has" if len(single) == 1 else "classes have"
-        lines.append(f"{len(single):,} {verb} a single image ({names}), to which no training image is similar")
-    unlabelled = int((~labels.values.any(axis=1)).sum()) if labels.multi else 0
-    if unlabelled:
-        lines.append(f"images without a label: {unlabelled:,}; they are searched, but nothing is relevant to them")
-    return lines
 
 
 def _require_most(skipped: Sequence[tuple[str, str]], n: int, where: str, advice: str) -> None:
@@ -362,11 +372,14 @@ def readable(source: Source, progress: Progress | None = None, again: bool = Fal
     marks = images.marks() if isinstance(images, FileImages) else None
     rules = f"{getattr(images, 'root', '')}\0{MAX_PIXELS}"
     memory = cache_dir() / "readable" / f"{hashlib.sha256(os.fsencode(rules)).hexdigest()[:32]}.json"
-    known = _recall(memory) if marks and not again else {}
+    known: dict[str, str] = {}
+    if marks and not again:
+        with suppress(OSError, ValueError, TypeError):  # none yet, or damaged: then all are checked
+            known = dict(json.loads(memory.read_text(encoding="utf-8")))
     unsure = [row for row in range(len(images)) if not marks or known.get(images.names[row]) != marks[row]]
     if not unsure:
         return source
-    say(f"checking {len(unsure):,} images in {source.address}")
+    say(f"checking {counted(len(unsure), 'image')} in {source.address}")
 
     def examine(part: slice) -> list[str | None]:
         return [images.why_unreadable(row) for row in unsure[part]]
@@ -393,15 +406,7 @@ def readable(source: Source, progress: Progress | None = None, again: bool = Fal
     rest = source.without(reasons)
     new = rest.skipped[len(source.skipped) :]
     _require_most(new, len(images), source.address, "repair or remove them, or check that this is the right source")
-    if not source.labelled:
-        return rest
-    gone = sorted(set(source.labels.names) - set(rest.labels.names))
-    rest.notes += [f"class {name!r} has no readable image and is left out" for name in gone]
-    return _require_labels(rest)
-
-
-def _recall(memory: Path) -> dict[str, str]:
-    try:
-        return dict(json.loads(memory.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # none yet, or damaged: then all are checked
-        return {}
+    if source.labelled:
+        gone = sorted(set(source.labels.names) - set(rest.labels.names))
+        rest.notes += [f"class {name!r} has no readable image and is left out" for name in gone]
+    return _finish(rest, source.kind, source.labelled)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from hashlens.data.images import INSIDE, MAX_BYTES, decode, quiet_pillow
+from hashlens.data.images import INSIDE, MAX_BYTES, decode, shrunk
 from hashlens.data.kinds.tar import members
 
 if TYPE_CHECKING:
@@ -29,12 +29,9 @@ def thumbnail(index: Catalog, path: str, size: int, moved_to: Path | None = None
     If the images were moved, `moved_to` is where the folder common to all of them is now.
     """
     try:
-        with quiet_pillow():
-            image = decode(_file(index.roots, path, moved_to), at_least=size)[0].copy()
+        return shrunk(decode(_file(index.roots, path, moved_to), at_least=size)[0], size)
     except Exception:  # Pillow raises nearly anything on a damaged file
         return None
-    image.thumbnail((size, size), Image.Resampling.BICUBIC)
-    return image
 
 
 def _file(roots: list[str], path: str, moved_to: Path | None) -> Path | io.BytesIO:
@@ -58,7 +55,8 @@ def _file(roots: list[str], path: str, moved_to: Path | None) -> Path | io.Bytes
 def _members(archive: Path) -> dict[str, tuple[int, int]]:
     """Where in a tar file each image begins, and its bytes."""
     places = {}
-    with suppress(tarfile.TarError, OSError, EOFError):  # what comes before damage is still readable
-        for member in members(str(archive)):
+    # what comes before damage is still readable
+    with suppress(tarfile.TarError, OSError, EOFError), tarfile.open(archive, "r:") as opened:
+        for member in members(opened):
             places[member.name] = member.offset_data, member.size
     return places

@@ -15,6 +15,7 @@ import numpy as np
 from hashlens.codes import Codes
 from hashlens.data.images import FileImages, Images
 from hashlens.errors import DataError
+from hashlens.progress import counted
 
 HELD_OUT = 1_000
 A_LINE = "a query, a positive and a negative on each line"
@@ -30,30 +31,29 @@ def read_triplets(path: Path, images: Images) -> np.ndarray:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the triplet file {path} ({error}); write {A_LINE}") from error
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not lines:
-        raise DataError(f"{path} is empty; write {A_LINE}")
-    first = lines[0][1]
-    separator = next((mark for mark in "\t," if mark in first), " ")
+    lines = text.splitlines()
+    separator = next((mark for mark in "\t," if mark in text.lstrip().partition("\n")[0]), " ")
     row_of = {name: row for row, name in enumerate(images.names)}
     if isinstance(images, FileImages):  # absolute and relative paths name the same file
         here = f"{Path.cwd().as_posix()}/"
         row_of = {
             name: row for row, path in enumerate(images.paths()) for name in (path, path.removeprefix(here))
         } | row_of
-    triplets = []
-    for number, line in lines:
+    triplets: list[list[int]] = []
+    for number, line in enumerate(lines, 1):
         try:
-            words = [word.strip() for word in next(csv.reader([line], delimiter=separator, skipinitialspace=True))]
+            words = [word.strip() for word in next(csv.reader([line], delimiter=separator, skipinitialspace=True), [])]
         except csv.Error as error:
             raise DataError(f"line {number} of {path} is malformed ({error}); write {A_LINE}") from error
         words = [word for word in words if word] if separator == " " else words
-        if number == lines[0][0] and [word.lower() for word in words] == ["query", "positive", "negative"]:
+        if not line.strip() or (not triplets and [word.lower() for word in words] == ["query", "positive", "negative"]):
             continue
         if len(words) != 3:
-            raise DataError(f"line {number} of {path} has {len(words)} entries; write {A_LINE}")
+            raise DataError(f"line {number} of {path} has {counted(len(words), 'entry')}; write {A_LINE}")
         triplets.append([_row(word, row_of, len(images), f"line {number} of {path}") for word in words])
-    return np.array(triplets, np.int64).reshape(-1, 3)
+    if not triplets:
+        raise DataError(f"{path} is empty; write {A_LINE}")
+    return np.array(triplets, np.int64)
 
 
 def _row(word: str, row_of: dict[str, int], n: int, where: str) -> int:
@@ -62,7 +62,7 @@ def _row(word: str, row_of: dict[str, int], n: int, where: str) -> int:
     if word.isdecimal():
         if len(word) < 19 and int(word) < n:
             return int(word)
-        raise DataError(f"{where} names row {word[:19]}, but there are {n:,} images; rows count from 0")
+        raise DataError(f"{where} names row {word[:19]}, but there are {counted(n, 'image')}; rows count from 0")
     raise DataError(f"{where} names {word!r}, which is not among the images; give a listed path or a row")
 
 
@@ -80,7 +80,7 @@ def clean_triplets(triplets: Any, n: int) -> tuple[np.ndarray, list[str]]:
     outside = np.flatnonzero(((rows < 0) | (rows >= n)).any(1))
     if len(outside):
         raise DataError(
-            f"{len(outside):,} triplets name images outside rows 0 to {n - 1:,}, first triplet {outside[0]:,}:"
+            f"triplets with images outside rows 0 to {n - 1:,}: {len(outside):,}, first triplet {outside[0]:,}:"
             f" {rows[outside[0]].tolist()}; correct or remove them"
         )
     notes = []
@@ -89,7 +89,7 @@ def clean_triplets(triplets: Any, n: int) -> tuple[np.ndarray, list[str]]:
         nonlocal rows
         if bad.any():
             first = ", ".join(map(str, rows[bad][0].tolist()))
-            notes.append(f"{bad.sum():,} triplets are left out because {why} (first: {first})")
+            notes.append(f"triplets left out because {why}: {bad.sum():,}, first {first}")
             rows = rows[~bad]
 
     query, positive, negative = rows.T
@@ -103,7 +103,7 @@ def clean_triplets(triplets: Any, n: int) -> tuple[np.ndarray, list[str]]:
     place = np.array([n * n, n, 1])
     drop(np.isin(rows[:, [0, 2, 1]] @ place, rows @ place), "others say the opposite")
     if not len(rows):
-        raise DataError(f"none of the {len(given):,} triplets can be trained on: {'; '.join(notes)}")
+        raise DataError(f"no triplet can be trained on: {'; '.join(notes)}; correct the triplets")
     return rows, notes
 
 
@@ -119,7 +119,7 @@ def split_triplets(
     place[train] = np.arange(len(train))
     inside = (place[given] >= 0).all(1)
     if not inside.all():
-        say(f"note: {(~inside).sum():,} of {len(given):,} triplets name images that are not for training; left out")
+        say(f"note: triplets left out because an image is not for training: {(~inside).sum():,} of {len(given):,}")
     given = given[inside]
     if len(given) < 2:
         raise DataError("fewer than two triplets are left to train on; name images of the training part of the split")

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -187,6 +188,24 @@ def is_features(X: Any) -> bool:
 
 def mirrored(batch: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(batch[:, :, ::-1])
+
+
+def one_core_session(model: bytes | str) -> Forward:
+    """An ONNX model, given as bytes or as a file name, as a function of one batch; without torch.
+
+    It may be called from several threads at once; each call keeps one core busy.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own errors have no common class
+        what = Path(model).name if isinstance(model, str) else "the ONNX model"
+        raise ValueError(f"{what} is unreadable: {str(error).splitlines()[0]}") from error
+    return lambda batch: session.run(None, {"input": batch})[0]
 
 
 def in_blocks(function: Forward, rows: np.ndarray, n: int) -> np.ndarray:

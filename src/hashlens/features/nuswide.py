@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
@@ -141,32 +140,26 @@ def _read_tables(paths: list[Path], n: int, listing: Path) -> Iterator[np.ndarra
     """Chunks of rows with the columns of all files side by side."""
     with ExitStack() as stack:
         files = [stack.enter_context(path.open(encoding="ascii", errors="replace")) for path in paths]
-        for start in range(0, n, CHUNK):
-            n_rows = min(CHUNK, n - start)
-            tables = zip(files, paths, BLOCKS.values(), strict=True)
-            yield np.hstack([_read_rows(*table, start, n_rows, listing) for table in tables])
-        for file, path in zip(files, paths, strict=True):
-            if more := sum(1 for _ in _full_lines(file)):
-                raise DataError(f"{path} has {n + more:,} rows, but {listing} lists {n:,} images; {AGAIN}")
+        lines = [filter(str.strip, file) for file in files]
+        for start in range(0, n + 1, CHUNK):  # past n, to see that no row follows
+            parts = []
+            for path, n_columns, some in zip(paths, BLOCKS.values(), lines, strict=True):
+                try:
+                    parts.append(_numbers(list(islice(some, CHUNK)), min(CHUNK, n - start), n_columns))
+                except ValueError as error:
+                    raise DataError(f"{path} does not fit {listing} after row {start:,} ({error}); {AGAIN}") from error
+            yield np.hstack(parts)
 
 
-def _read_rows(file: TextIO, path: Path, n_columns: int, start: int, n: int, listing: Path) -> np.ndarray:
-    lines = list(islice(_full_lines(file), n))
-    if len(lines) < n:
-        raise DataError(f"{path} has {start + len(lines):,} rows, but {listing} lists more images; {AGAIN}")
-    try:
-        values = np.loadtxt(lines, np.float32, comments=None, ndmin=2)
-    except ValueError as error:
-        raise DataError(f"{path} is not rows of numbers after row {start:,} ({error}); {AGAIN}") from error
+def _numbers(lines: list[str], n_rows: int, n_columns: int) -> np.ndarray:
+    if len(lines) != n_rows:
+        raise ValueError(f"it has {'more' if len(lines) > n_rows else 'fewer'} rows than images are listed")
+    values = np.loadtxt(lines, np.float32, comments=None, ndmin=2) if lines else np.empty((0, n_columns), np.float32)
     if values.shape[1] != n_columns:
-        raise DataError(f"{path} has rows of {values.shape[1]} numbers, but should have {n_columns}; {AGAIN}")
+        raise ValueError(f"{values.shape[1]} numbers per row, expected {n_columns}")
     if not np.isfinite(values).all():
-        raise DataError(f"{path} contains NaN or infinite values after row {start:,}; {AGAIN}")
+        raise ValueError("NaN or infinite values")
     return values
-
-
-def _full_lines(file: TextIO) -> Iterator[str]:
-    return (line for line in file if not line.isspace())
 
 
 def _key(paths: list[Path], images: Sequence[str]) -> str:

@@ -152,7 +152,7 @@ def title_of(result: Mapping[str, Any]) -> str:
 
 
 def split_text(split: Mapping[str, Any]) -> str:
-    queries = counted(split["n_query"], "query", "queries")
+    queries = counted(split["n_query"], "query")
     return (
         f"protocol {split['name']}, seed {split['seed']}: {split['n_train']:,} training, {queries},"
         f" {split['n_database']:,} database"

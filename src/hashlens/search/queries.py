@@ -26,6 +26,7 @@ from hashlens.data.images import (
     Images,
     UnreadableImage,
     decode,
+    quiet_pillow,
     reason,
     rgb,
     upright,
@@ -73,15 +74,17 @@ class QueryImage(Images):
         start = time.perf_counter()
         file: Any = io.BytesIO(self._source) if isinstance(self._source, bytes) else self._source
         try:
-            if isinstance(file, Image.Image):
-                image, (width, height) = rgb(upright(file)), file.size
-            else:
-                with Image.open(file, formats=FORMATS) as header:  # a small file can be an image that fills the memory
-                    width, height = header.size
-                if width * height > self._max_pixels:
-                    limit = f"the limit is {self._max_pixels / 1e6:.0f} million"
-                    raise UnreadableImage(self.names[0], f"{width:,} x {height:,} pixels, {limit}")
-                image, _ = decode(file, at_least)
+            with quiet_pillow():
+                if isinstance(file, Image.Image):
+                    image, (width, height) = rgb(upright(file)), file.size
+                else:
+                    # a small file can be an image that fills the memory
+                    with Image.open(file, formats=FORMATS) as header:
+                        width, height = header.size
+                    if width * height > self._max_pixels:
+                        limit = f"the limit is {self._max_pixels / 1e6:.0f} million"
+                        raise UnreadableImage(self.names[0], f"{width:,} x {height:,} pixels, {limit}")
+                    image, _ = decode(file, at_least)
         except UnreadableImage:
             raise
         except Exception as error:  # a damaged file makes Pillow raise nearly anything

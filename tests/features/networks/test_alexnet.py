@@ -92,21 +92,21 @@ def test_weights_of_the_user(network, theirs, tmp_path, kind):
 
 def test_files_that_do_not_fit(theirs, tmp_path):
     path = tmp_path / "alexnet.pth"
-    with pytest.raises(DataError, match=r"alexnet.pth cannot be read as a state dict \(no such file\); pass a .pth"):
+    with pytest.raises(DataError, match=r"alexnet.pth cannot be read .*\(.*No such file.*\); pass its .pth"):
         read_weights(path)
     for content in (b"", b"text", pickle.dumps(print)):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"cannot be read as a state dict .*; pass a .pth"):
+        with pytest.raises(DataError, match=r"cannot be read as the weights of .*; pass its .pth"):
             read_weights(path)
     first = {key: theirs[key] for key in ("features.0.weight", "features.0.bias", "features.3.weight")}
     torch.save(first, path)
-    with pytest.raises(DataError, match=r"not torchvision's AlexNet: features.3.bias is missing, expected \(192,\)"):
+    with pytest.raises(DataError, match=r"torchvision's AlexNet \('features.3.bias' is missing\)"):
         read_weights(path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(DataError, match="cannot be read as a state dict"):
+    with pytest.raises(DataError, match="cannot be read as the weights"):
         read_weights(path)
-    torch.save(first | {"features.0.weight": torch.zeros(96, 3, 11, 11)}, path)
-    with pytest.raises(DataError, match=r"features.0.weight is \(96, 3, 11, 11\), expected \(64, 3, 11, 11\)"):
+    torch.save(theirs | {"features.0.weight": torch.zeros(96, 3, 11, 11)}, path)
+    with pytest.raises(DataError, match=r"size mismatch .*\[96, 3, 11, 11\].*\[64, 3, 11, 11\]"):
         read_weights(path)
 
 

@@ -315,23 +315,21 @@ def test_truncated(tmp_path, part, compressed):
     path = write_mat(tmp_path / "cut.mat", made_layers(), compressed=compressed)
     content = path.read_bytes()
     path.write_bytes(content[: int(part * len(content))])
-    with pytest.raises(
-        DataError, match=r"cut.mat is (truncated or damaged|not CNN-F).*; (download it again|pass image)"
-    ):
+    with pytest.raises(DataError, match=r"cut.mat is not (a whole .mat file|CNN-F).*; pass image"):
         load_mat(path)
 
 
 def test_no_mat_file(tmp_path):
     path = tmp_path / "x.mat"
-    with pytest.raises(
-        DataError, match=r"x.mat cannot be opened \(No such file or directory\); pass imagenet-vgg-f.mat"
-    ):
+    with pytest.raises(DataError, match=r"x.mat not found; pass imagenet-vgg-f.mat"):
         load_mat(path)
     for content in (b"", b"<html>not found</html>" * 20, struct.pack("<100I", *range(100))):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"x.mat is not a .mat file; pass imagenet-vgg-f.mat"):
+        with pytest.raises(DataError, match=r"x.mat is not (a whole .mat file|CNN-F).*; pass imagenet-vgg-f.mat"):
             load_mat(path)
-    path.write_bytes(b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(512) + b"\x89HDF\r\n\x1a\n")
+    path.write_bytes(
+        b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM".ljust(388) + b"\x89HDF\r\n\x1a\n"
+    )
     with pytest.raises(DataError, match=r"MATLAB's format 7.3; load it in MATLAB and save it again with '-v7'"):
         load_mat(path)
 

@@ -62,7 +62,7 @@ def normalised(x):
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     for use in (network_info, build_blocks):
-        with pytest.raises(UsageError, match=r"hf: need the transformers package; run pip install 'hashlens\[trans"):
+        with pytest.raises(UsageError, match=r'hf: needs transformers; run: pip install "hashlens\[trans'):
             use("hf:google/vit-base-patch16-224")
 
 

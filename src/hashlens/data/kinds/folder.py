@@ -89,11 +89,9 @@ def find_images(root: str | os.PathLike[str]) -> list[str]:
     images = sorted(path for path in files if path.lower().endswith(EXTENSIONS))
     if not images:
         extensions = Counter(Path(path).suffix.lower() or "no extension" for path in files).most_common(5)
-        others = ", ".join(f"{extension} × {count:,}" for extension, count in extensions)
+        found = ", ".join(f"{extension} × {count:,}" for extension, count in extensions) or "it is empty"
         raise DataError(
-            f"no images in {root} or its folders (looked for {' '.join(EXTENSIONS)});"
-            + (f" found {len(files):,} other files: {others};" if files else " it is empty;")
-            + " check the path"
+            f"no images in {root} or its folders ({found}; looked for {' '.join(EXTENSIONS)}); check the path"
         )
     return images
 

@@ -21,7 +21,7 @@ from hashlens.data.kinds.table import NAMES, split_labels
 from hashlens.data.labels import Labels
 from hashlens.data.protocols import SPLIT_WORDS, given_split
 from hashlens.data.sources import Asked, Columns, Kind, Source, make_table
-from hashlens.errors import DataError, UsageError
+from hashlens.errors import DataError, UsageError, require
 
 
 class HuggingFaceImages(Images):
@@ -62,9 +62,8 @@ def images_of(dataset: Any) -> HuggingFaceImages:
 
 
 def is_huggingface(root: Path) -> bool:
-    return (root / "dataset_dict.json").is_file() or (
-        (root / "dataset_info.json").is_file() and (root / "state.json").is_file()
-    )
+    of_part = (root / "dataset_info.json").is_file() and (root / "state.json").is_file()
+    return of_part or (root / "dataset_dict.json").is_file()
 
 
 def _open(asked: Asked) -> Source:
@@ -88,12 +87,9 @@ def _open(asked: Asked) -> Source:
 
 def _load(root: Path) -> dict[str, Any]:
     """{part: dataset}; a dataset without parts is called ""."""
+    require("datasets", why=f"the Hugging Face dataset {root}")
     try:
-        datasets: Any = importlib.import_module("datasets")
-    except ImportError as error:
-        raise UsageError(f"{root} is a Hugging Face dataset; to read it, pip install 'hashlens[datasets]'") from error
-    try:
-        found = datasets.load_from_disk(str(root))
+        found = importlib.import_module("datasets").load_from_disk(str(root))
     except Exception as error:  # pyarrow and json raise nearly anything on a damaged file
         text = " ".join(str(error).split())[:200]
         raise DataError(f"{root} cannot be read as a Hugging Face dataset ({text}); save it again") from error
@@ -153,19 +149,15 @@ def _label_sets(dataset: Any, column: str, separator: str | None) -> list[tuple[
 
 def _is_matrix(cells: list[Any]) -> bool:
     """Whether these are rows of 0 and 1, one per label, and not lists of labels, which are sorted and unique."""
-    rows = all(isinstance(cell, list) and len(cell) == len(cells[0]) for cell in cells)
-    return (
-        rows
-        and all(value in (0, 1) for cell in cells for value in cell)
-        and any(cell != sorted(set(cell)) for cell in cells)
-    )
+    if not all(isinstance(cell, list) and len(cell) == len(cells[0]) and {*cell} <= {0, 1} for cell in cells):
+        return False
+    return any(cell != sorted(set(cell)) for cell in cells)
 
 
 def _images(root: Path, parts: dict[str, Any], column: str, mark: str | None = None) -> HuggingFaceImages:
     datasets: Any = importlib.import_module("datasets")
-    images = [
-        part.select_columns([column]).cast_column(column, datasets.Image(decode=False)) for part in parts.values()
-    ]
+    stored = datasets.Image(decode=False)
+    images = [part.select_columns([column]).cast_column(column, stored) for part in parts.values()]
     names = [f"{word}/{row:05d}" if word else f"{row:05d}" for word, part in parts.items() for row in range(len(part))]
     if mark is None:
         files = sorted(path for path in root.rglob("*") if path.is_file())

@@ -40,8 +40,8 @@ def open_paths(lines: Iterable[str], asked: Asked, name: str = "a list") -> Sour
     missing = {path: "not a file" if os.path.exists(path) else "no such file" for path in absent}  # noqa: PTH110
     if len(missing) == len(paths):
         raise DataError(
-            f"none of the {len(paths):,} paths in {where} can be read (first: {paths[0]}, {missing[paths[0]]}); paths"
-            " are relative to the current folder"
+            f"no path in {where} can be read (first of {len(paths):,}: {paths[0]}, {missing[paths[0]]}); paths are"
+            " relative to the current folder"
         )
     skipped = [(shown(path), why) for path, why in missing.items()]
     return source_of_files(name, Path.cwd(), [path for path in paths if path not in missing], skipped=skipped)

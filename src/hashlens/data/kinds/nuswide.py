@@ -22,6 +22,7 @@ from hashlens.data.labels import Labels
 from hashlens.data.protocols import NUSWIDE_CONCEPTS
 from hashlens.data.sources import Asked, Kind, Source, source_of_files
 from hashlens.errors import DataError
+from hashlens.progress import counted
 
 TRUTH = Path("Groundtruth") / "AllLabels"
 LISTS = ("Imagelist.txt", "flickr_ids.txt")
@@ -98,7 +99,8 @@ def read_ground_truth(root: Path) -> tuple[Labels, list[str]]:
     listed = [line.strip().replace("\\", "/") for line in lines if line.strip()]
     if len(listed) != n:
         raise DataError(
-            f"{path} lists {len(listed):,} images and the ground truth has {n:,} lines; use the same release of both"
+            f"{path} lists {counted(len(listed), 'image')} and the ground truth has {counted(n, 'line')}; use the same"
+            " release of both"
         )
     return Labels(np.stack(list(columns.values()), axis=1), NUSWIDE_CONCEPTS), listed
 

@@ -1,6 +1,7 @@
 """Tar files: their images in order, labelled by the first folder inside, like a folder.
 
 One file, a pattern, or a range such as "shards/{00000..00999}.tar". A name inside a tar file is never used as a path.
+Folders that contain everything are skipped, such as photos/ in what `tar cf photos.tar photos` writes.
 """
 
 from __future__ import annotations
@@ -15,13 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from hashlens.data.images import INSIDE
-from hashlens.data.kinds.folder import EXTENSIONS, class_of
+from hashlens.data.kinds.folder import EXTENSIONS
 from hashlens.data.kinds.pattern import expand
 from hashlens.data.sources import Asked, Kind, Source, source_of_files
 from hashlens.errors import DataError, UsageError
 from hashlens.files import shown
-
-BLOCK = 512  # of tar files
 
 
 def _open(asked: Asked) -> Source:
@@ -30,28 +29,39 @@ def _open(asked: Asked) -> Source:
     if absent or not paths:
         which = f"{len(absent):,} of {len(paths):,} are missing, first {absent[0]}" if absent else "nothing matches"
         raise DataError(f"cannot find the tar files {asked.text} ({which}); check the pattern or the range")
-    names: list[str] = []
-    labels: list[list[str]] = []
-    facts: list[tuple[int, int, int]] = []
-    skipped: list[tuple[str, str]] = []
+    names, folders, facts, skipped = [], [], [], []
     root = Path(os.path.commonpath([Path(path).absolute().parent for path in paths]))
     for path in (Path(path).absolute().relative_to(root).as_posix() for path in paths):
         try:
-            for member in members(root / path):
-                name = f"{path}{INSIDE}{member.name}"
-                if not member.isreg():
-                    skipped.append((shown(name), "a link; give the file itself"))
-                    continue
-                names.append(name)
-                labels.append(class_of(member.name.removeprefix("./")))
-                facts.append((member.offset_data, min(member.size, 2**62), _nanoseconds(member.mtime)))
+            with tarfile.open(root / path, "r:") as archive:
+                for member in members(archive):
+                    if not member.name.lower().endswith(EXTENSIONS):
+                        continue
+                    name = f"{path}{INSIDE}{member.name}"
+                    if member.islnk() or member.issym():
+                        skipped.append((shown(name), "a link; give the file itself"))
+                    elif member.isreg():
+                        names.append(name)
+                        folders.append(member.name.removeprefix("./").rpartition("/")[0])
+                        facts.append((member.offset_data, min(member.size, 2**62), _nanoseconds(member.mtime)))
         except (tarfile.TarError, OSError, ValueError) as error:
             skipped.append((path, f"the rest of this tar file cannot be read ({error})"))
     if not names:
         raise DataError(f"no images in {asked.text}{f' ({skipped[0][1]})' if skipped else ''}; check the tar files")
     places = dict(zip(("offset", "size", "mtime"), np.array(facts, np.int64).T, strict=True))
     name = Path(paths[0]).stem if len(paths) == 1 else root.name
-    return source_of_files(name, root, names, labels, skipped=skipped, **places)
+    return source_of_files(name, root, names, _classes(folders), skipped=skipped, **places)
+
+
+def _classes(folders: list[str]) -> list[list[str]]:
+    """The first part of each folder below the one that contains all; if there is only one folder, it is the class.
+
+    >>> _classes(["photos/cats", "photos/dogs/2024", "photos"]), _classes(["cats", "cats"])
+    ([['cats'], ['dogs'], []], [['cats'], ['cats']])
+    """
+    parts = {folder: folder.split("/") if folder else [] for folder in set(folders)}
+    start = len(os.path.commonprefix([*parts.values()])) - (len(parts) == 1)  # noqa: RUF071 - of lists
+    return [parts[folder][start : start + 1] for folder in folders]
 
 
 def _expand(pattern: str) -> list[str]:
@@ -70,22 +80,18 @@ def _expand(pattern: str) -> list[str]:
     return [path for n in numbers for path in _expand(pattern[: span.start()] + n + pattern[span.end() :])]
 
 
-def members(path: Path | str) -> Iterator[tarfile.TarInfo]:
-    """Image members; an error where the file is damaged, which tarfile would take for its end."""
-    with tarfile.open(path, "r:") as archive:
-        last = -1
-        while (member := archive.next()) is not None:
-            if member.size < 0 or member.offset <= last:  # otherwise it would be read forever
-                raise tarfile.ReadError("a header is damaged")
-            last = member.offset
-            archive.members.clear()  # type: ignore[attr-defined] # otherwise it keeps all of them
-            if (member.isreg() or member.islnk() or member.issym()) and member.name.lower().endswith(EXTENSIONS):
-                yield member
-        end = archive.offset
-    with Path(path).open("rb") as file:
-        file.seek(end)
-        if any(file.read(BLOCK)):  # a whole file ends with zeros
+def members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The members in order; an error where the file is damaged, which tarfile would take for its end."""
+    last = -1
+    while (member := archive.next()) is not None:
+        if member.size < 0 or member.offset <= last:  # otherwise it would be read forever
             raise tarfile.ReadError("a header is damaged")
+        last = member.offset
+        archive.members.clear()  # type: ignore[attr-defined] # otherwise it keeps all of them
+        yield member
+    archive.fileobj.seek(archive.offset)
+    if any(archive.fileobj.read(tarfile.BLOCKSIZE)):  # a whole file ends with zeros
+        raise tarfile.ReadError("a header is damaged")
 
 
 def _nanoseconds(mtime: float) -> int:

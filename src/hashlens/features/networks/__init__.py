@@ -2,10 +2,15 @@
 
 A backbone is one flat sequence: its own preprocessing, then its blocks, of which any number of leading ones can be
 frozen and their outputs kept. To add one, write a module that exports a `Network` and add its row here.
+
+An nn.Module of the user's own is a backbone too. It takes float32 images (b, 3, size, size), normalised by ImageNet's
+mean and deviation, or, if it starts with a `Normalise`, uint8 images (b, size, size, 3), and gives features (b, d). The
+modules of an `nn.Sequential` are its blocks; any other module is one block. The module itself is never changed.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -28,6 +33,7 @@ NETWORKS: dict[str, tuple[str, str]] = {
     "cnn-f": ("cnn_f:NETWORK", "ImageNet, 57 M parameters; the paper's network, from imagenet-vgg-f.mat"),
     "small-cnn": ("small_cnn:NETWORK", "for tiny grey images, trained from scratch"),
 }
+IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 HUGGING_FACE = "hf:"  # prefix of the name or folder of a model of the `transformers` package
 OWN = "own:"  # prefix of the class name of a module of the user's own
 BACKBONES = f"{', '.join(NETWORKS)}, or {HUGGING_FACE} and the name or folder of a transformers model"  # for help texts
@@ -70,6 +76,8 @@ class Network:
 
         assert self.build is not None
         blocks = self.build(self.name)
+        if isinstance(blocks[0], Normalise):
+            return blocks
         if pretrained and (self.published or weights):
             from hashlens.features.networks.weights import pretrained_weights
 
@@ -92,14 +100,20 @@ def network_info(backbone: str | nn.Module) -> Network:
 
 def _find(name: str | nn.Module) -> Network:
     if not isinstance(name, str):
-        own = import_module("hashlens.features.networks.own")
-        return own.OwnNetwork(f"{OWN}{type(name).__name__}", module=name)
+        return Network(f"{OWN}{type(name).__name__}", build=lambda _: _copied(name), preprocessing=IMAGENET)
     if name.startswith(HUGGING_FACE):
         return import_module("hashlens.features.networks.hugging_face").HuggingFace(name)
     if name not in NETWORKS:
         raise UsageError(f"backbone '{name}' not found; choose one of {BACKBONES}")
     module, _, attribute = NETWORKS[name][0].partition(":")
     return getattr(import_module(f"hashlens.features.networks.{module}"), attribute)
+
+
+def _copied(module: nn.Module) -> nn.Sequential:
+    from torch import nn
+
+    own = copy.deepcopy(module)
+    return nn.Sequential(*own) if isinstance(own, nn.Sequential) else nn.Sequential(own)
 
 
 def build_blocks(

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from hashlens.errors import DataError
-from hashlens.features.networks import Network, Published
-from hashlens.features.networks.preprocessing import IMAGENET
+from hashlens.features.networks import IMAGENET, Network, Published
 
 SHA256 = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"  # of the published convolutions
 # torchvision's names of the layers: our names
@@ -55,24 +54,17 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
     try:
         safe = path.suffix == ".safetensors"
         theirs = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
-        found: dict[str, Any] = {key: theirs.get(key) for key in KEYS}
+        state = {ours: theirs[key] for key, ours in KEYS.items()}
+        with torch.device("meta"):
+            build("alexnet").load_state_dict(state, assign=True)  # compares the shapes
     except Exception as error:  # a damaged file makes both readers raise nearly anything
-        reason = "no such file" if isinstance(error, FileNotFoundError) else type(error).__name__
+        text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        reason = " ".join(text.split())[:250] or type(error).__name__
         raise DataError(
-            f"{path} cannot be read as a state dict ({reason});"
-            " pass a .pth or .safetensors file of torchvision's AlexNet"
+            f"{path} cannot be read as the weights of torchvision's AlexNet ({reason}); pass its .pth or .safetensors"
+            " file, or none"
         ) from error
-    with torch.device("meta"):
-        shapes = {key: tuple(value.shape) for key, value in build("alexnet").state_dict().items()}
-    for key, value in found.items():
-        expected = shapes[KEYS[key]]
-        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else "missing"
-        if shape != expected:
-            raise DataError(
-                f"{path} is not torchvision's AlexNet: {key} is {shape}, expected {expected};"
-                " pass another file, or none"
-            )
-    return {ours: found[key] for key, ours in KEYS.items()}
+    return state
 
 
 def read_published(path: Path) -> dict[str, torch.Tensor]:

@@ -106,7 +106,6 @@ def load_mat(path: Path) -> nn.Sequential:
     weights: list[tuple[np.ndarray, np.ndarray]] = []
     norms, ceil_modes, inputs = [], [], 3
     for number, (name, layer) in enumerate(zip(LAYERS, layers, strict=False), start=1):
-        where = f"its layer {number} ({name})"
         try:
             _check(LAYERS[name], layer)
             if name in KERNELS:
@@ -116,10 +115,8 @@ def load_mat(path: Path) -> nn.Sequential:
                 norms.append(_norm(layer))
             elif LAYERS[name] is POOL:
                 ceil_modes.append(_text(layer, "pad") != "0")
-        except _Differs as difference:
-            raise DataError(f"{path} is not CNN-F: {where} {difference}; {ADVICE}") from difference
         except (ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
-            raise DataError(f"{path} is damaged: {where} is unreadable ({error}); {ADVICE}") from error
+            raise DataError(f"{path} is not CNN-F: layer {number} ({name}) {error}; {ADVICE}") from error
     average = _average(path, content)
     blocks = build(Plan(tuple(kernel.shape[3] for kernel, _ in weights), tuple(norms), tuple(ceil_modes)))
     targets = [m for m in blocks.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
@@ -138,26 +135,17 @@ def _preprocessing(average: np.ndarray) -> Normalise:
     return Normalise(np.broadcast_to(average, (SIZE, SIZE, 3)).transpose(2, 0, 1), 1.0, divided_by=1, size=SIZE)
 
 
-class _Differs(Exception):
-    """How a layer differs from CNN-F's; the end of a sentence that begins with the layer."""
-
-
 def _read(path: Path) -> dict[str, np.ndarray]:
     from scipy.io import loadmat
 
+    if not path.is_file():
+        raise DataError(f"{path} not found; {ADVICE}")
     try:
-        with path.open("rb") as file:
-            header = file.read(128)
-    except OSError as error:
-        raise DataError(f"{path} cannot be opened ({error.strerror}); {ADVICE}") from error
-    if header.startswith((b"MATLAB 7.3", b"\x89HDF")):
-        raise DataError(f"{path} is in MATLAB's format 7.3; load it in MATLAB and save it again with '-v7'")
-    if not header.startswith(b"MATLAB 5.0"):
-        raise DataError(f"{path} is not a .mat file; {ADVICE}")
-    try:
-        return loadmat(path, variable_names=["layers", "meta", "normalization"])
+        return loadmat(path, appendmat=False, variable_names=["layers", "meta", "normalization"])
+    except NotImplementedError as error:
+        raise DataError(f"{path} is in MATLAB's format 7.3; load it in MATLAB and save it again with '-v7'") from error
     except Exception as error:  # a damaged file makes scipy raise nearly anything
-        raise DataError(f"{path} is truncated or damaged ({type(error).__name__}); download it again") from error
+        raise DataError(f"{path} is not a whole .mat file ({type(error).__name__}: {error}); {ADVICE}") from error
 
 
 def _field(struct: Any, name: str) -> Any:
@@ -178,7 +166,7 @@ def _text(layer: Any, name: str) -> str:
 def _check(expected: Facts, layer: Any) -> None:
     for name, accepted in expected.items():
         if (found := _text(layer, name)) not in accepted:
-            raise _Differs(f"has {name} '{found}', expected '{accepted[0]}'")
+            raise ValueError(f"has {name} '{found}', expected '{accepted[0]}'")
 
 
 def _weights(size: int, layer: Any, inputs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -190,9 +178,9 @@ def _weights(size: int, layer: Any, inputs: int) -> tuple[np.ndarray, np.ndarray
     shape = tuple(np.shape(kernel)) if kernel is not None else ()
     if len(shape) != 4 or shape[:3] != (size, size, inputs):
         found = " x ".join(map(str, shape)) or "none"
-        raise _Differs(f"has weights of shape {found}, expected {size} x {size} x {inputs} x outputs")
+        raise ValueError(f"has weights of shape {found}, expected {size} x {size} x {inputs} x outputs")
     if bias is None or np.size(bias) != shape[3]:
-        raise _Differs(f"has {0 if bias is None else np.size(bias)} biases for {shape[3]} outputs")
+        raise ValueError(f"has {0 if bias is None else np.size(bias)} biases for {shape[3]} outputs")
     return np.asarray(kernel), np.asarray(bias)
 
 
@@ -200,7 +188,7 @@ def _norm(layer: Any) -> tuple[float, ...]:
     """MatConvNet's [size, kappa, alpha, beta] in torch's terms, where alpha is divided by the size."""
     values = np.ravel(_field(layer, "param"))
     if len(values) != 4 or values[0] % 2 != 1:
-        raise _Differs(f"has the unexpected param '{_text(layer, 'param')}'")
+        raise ValueError(f"has the unexpected param '{_text(layer, 'param')}'")
     size, kappa, alpha, beta = map(float, values)
     return (int(size), size * alpha, beta, kappa)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +23,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hashlens.errors import DataError, HashlensError, UsageError
+from hashlens.data.download import offline
+from hashlens.errors import DataError, HashlensError, require
 from hashlens.features.networks import HUGGING_FACE, Network
 from hashlens.features.networks.preprocessing import Normalise
 
@@ -91,7 +91,7 @@ class HuggingFace(Network):
 
     def completed(self) -> Network:
         with _reading(self.name):
-            config = _vision(_pretrained("AutoConfig", self.name), "vision_config")
+            config = _vision(_pretrained("AutoConfig", self.name))
             size = _size(_processor(self.name), config)
         layers = getattr(config, "num_hidden_layers", None)
         frozen = layers + 1 - TRAINED_LAYERS if layers else len(getattr(config, "depths", []))
@@ -105,14 +105,12 @@ class HuggingFace(Network):
                 preprocessing = Normalise.from_description(description)
             else:
                 config = _pretrained("AutoConfig", name)
-                preprocessing = _preprocessing(_processor(name), _vision(config, "vision_config"))
-            if pretrained:
-                model = _pretrained("AutoModel", name, use_safetensors=True)
-            else:
-                model = transformers.AutoModel.from_config(config)
-            model = _vision(model, "vision_model").float().eval()
+                preprocessing = _preprocessing(_processor(name), _vision(config))
+            made = transformers.AutoModel.from_config
+            model = _pretrained("AutoModel", name, use_safetensors=True) if pretrained else made(config)
+            model = getattr(model, "vision_model", model).float().eval()
             blocks = _split(model, preprocessing.size or SIZE)
-        blocks[0].config = json.loads(_vision(model.config, "vision_config").to_json_string(use_diff=False))
+        blocks[0].config = json.loads(_vision(model.config).to_json_string(use_diff=False))
         return nn.Sequential(preprocessing, *blocks)
 
     def describe(self, blocks: nn.Module) -> dict[str, Any]:
@@ -132,9 +130,8 @@ def _split(model: nn.Module, size: int) -> list[Part]:
     except Exception as error:  # whatever a model for something else may raise
         raise ValueError(f"it computes no image features: {error}") from error
     encoder = getattr(model, "encoder", model)
-    lists = [getattr(encoder, attribute, None) for attribute in ("layer", "layers", "stages")]
-    layers = next((found for found in lists if isinstance(found, nn.ModuleList)), None)
-    if first is None or layers is None:
+    layers = next((found for found in _named(encoder, "layer", "layers", "stages")), None)
+    if first is None or not isinstance(layers, nn.ModuleList):
         return [whole]
     with torch.inference_mode():
         for norms in [*([norm] for norm in _named(model, "layernorm", "norm", "post_layernorm")), []]:
@@ -156,9 +153,9 @@ def _named(model: nn.Module, *names: str) -> list[nn.Module]:
     return [module for name in names if isinstance(module := getattr(model, name, None), nn.Module)]
 
 
-def _vision(thing: Any, attribute: str) -> Any:
-    """The vision half of a model for text and images."""
-    return getattr(thing, attribute, thing)
+def _vision(config: Any) -> Any:
+    """That of the vision half, if the model is for text and images."""
+    return getattr(config, "vision_config", config)
 
 
 def _preprocessing(settings: dict[str, Any], config: Any) -> Normalise:
@@ -189,18 +186,13 @@ def _processor(name: str) -> dict[str, Any]:
 
 def _pretrained(kind: str, name: str, method: str = "from_pretrained", **how: Any) -> Any:
     """What `transformers` reads from the name or folder; code that comes with a model is never run."""
-    offline = os.environ.get("HASHLENS_OFFLINE", "0") not in ("", "0")
     read = getattr(getattr(_transformers(), kind), method)
-    return read(name.removeprefix(HUGGING_FACE), local_files_only=offline, trust_remote_code=False, **how)
+    return read(name.removeprefix(HUGGING_FACE), local_files_only=offline(), trust_remote_code=False, **how)
 
 
 def _transformers() -> Any:
-    try:
-        return import_module("transformers")
-    except ImportError as error:
-        raise UsageError(
-            "backbones that start with hf: need the transformers package; run pip install 'hashlens[transformers]'"
-        ) from error
+    require("transformers", why="a backbone that starts with hf:")
+    return import_module("transformers")
 
 
 @contextmanager

