@@ -198,6 +198,8 @@ def to_json(obj: Any) -> dict[str, Any]:
 def from_json(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """What to construct `cls` with, from what `to_json` gave."""
     hints: dict[str, Any] = get_type_hints(cls)
+    if unknown := values.keys() - hints:
+        raise ValueError(f"unknown setting {min(unknown)}")
     lists = {name: value for name, value in values.items() if isinstance(value, list)}  # JSON has no tuples
     for name, value in lists.items():
         lists[name] = next(get_origin(kind) for kind in _kinds(hints[name]) if _item(kind))(value)

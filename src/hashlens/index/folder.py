@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache, cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -170,10 +170,12 @@ class IndexFolder(Catalog):
     def verify(self) -> int:
         """Compare every file with its checksum; returns the number of files."""
         for name, expected in self._files().items():
-            with suppress(OSError):
-                if sha256(self.path / name) == expected:
-                    continue
-            raise DataError(f"{self.path / name} is damaged or unreadable; build the index again")
+            try:
+                damage = "is damaged" if sha256(self.path / name) != expected else ""
+            except OSError as error:
+                damage = f"cannot be read ({error.strerror})"
+            if damage:
+                raise DataError(f"{self.path / name} {damage}; build the index again")
         return len(self._files())
 
     @contextmanager

@@ -63,7 +63,7 @@ def open_engine(name: str, n_bits: int, where: str, settings: Iterable[str] = ()
     class_name, place = ENGINES[name]
     if not where:
         raise UsageError(f"the engine {name} needs a place: {place}")
-    require(*EXTRAS[name], why=f"the engine {name}")
+    require(*EXTRAS.get(name, ()), why=f"the engine {name}")
     engine = getattr(import_module(f"hashlens.index.engines.{name}"), class_name)
     return engine(n_bits, where, **parse(engine, settings))
 
