@@ -6,8 +6,6 @@
 Names are loaded when they are used: `import hashlens` imports neither torch nor numba. __init__.pyi lists them.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from importlib import import_module
 from pathlib import Path

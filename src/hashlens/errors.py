@@ -4,8 +4,6 @@ Exit codes: 2 wrong use, 3 a problem with the data, 4 model and data or files do
 5 training diverged, 6 no disk space or no permission, 7 a download failed, 130 stopped with Ctrl-C.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 

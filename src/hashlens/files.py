@@ -1,7 +1,5 @@
 """Files: the cache folder, checksums, locks and atomic writes."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import hashlib

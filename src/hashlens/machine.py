@@ -3,8 +3,6 @@
 Python's threads run compiled code that releases the GIL; a second OpenMP beside torch's would make both slow.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from collections import deque

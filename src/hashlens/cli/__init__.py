@@ -1,7 +1,5 @@
 """The command line: one command per stage; results on standard output, progress on standard error."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

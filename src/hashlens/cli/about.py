@@ -1,7 +1,5 @@
 """The commands that describe the methods and this machine: methods, doctor."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated
 

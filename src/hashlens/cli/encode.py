@@ -1,7 +1,5 @@
 """The commands that turn images into codes or features, or look at them: encode, export, features, data check."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The commands that score and compare: evaluate, compare, reproduce."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

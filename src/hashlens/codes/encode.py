@@ -8,8 +8,6 @@ With part i/n, n machines encode one list independently: each makes every n-th s
 below `out`. `open_together` reads these folders as one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

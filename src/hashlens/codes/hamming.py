@@ -4,8 +4,6 @@ Codes are laid out word by word, (n_words, n), so that the innermost loop runs a
 it into vector instructions for any code length. The loops release the GIL; threads take blocks of queries.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 

@@ -1,7 +1,5 @@
 """`hashlens data check`: sizes, labels, skipped images and why, duplicates, and the split that training would use."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Downloads with the package managers npm and pip; HASHLENS_OFFLINE=1 forbids every download."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ This is all that happens between decoding (`images.py`) and the numbers that a n
 (`features/networks/preprocessing.py`); an image that already has the size is not changed.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

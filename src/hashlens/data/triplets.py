@@ -3,8 +3,6 @@
 The paper states its problem this way: no class labels, only that a query is more like one image than another.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Batches of features in, one array out, computed once: the next time it is mapped from a file in the cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

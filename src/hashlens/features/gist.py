@@ -11,8 +11,6 @@ learned from either are equally good there. The size is the same for all images,
 Images of another size are resized with bicubic, not bilinear, filters.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

@@ -8,8 +8,6 @@ and the same with Test. The files may also be in another folder up to two levels
 Flickr id at the end of their names, since a source has another order, that of ImageList/Imagelist.txt.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

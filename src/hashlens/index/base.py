@@ -5,8 +5,6 @@ than k results are padded with -1. Without ids, codes get those that follow the 
 and pads the results; a subclass knows how to insert, delete and find.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

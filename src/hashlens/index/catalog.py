@@ -1,7 +1,5 @@
 """`Catalog`: an exact index that also knows the path and labels of each code, which a search shows."""
 
-from __future__ import annotations
-
 import fnmatch
 import os
 import re

@@ -14,8 +14,6 @@ these names that index.json does not list were left by a crash and are deleted b
 are never reused.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

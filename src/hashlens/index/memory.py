@@ -1,7 +1,5 @@
 """`HammingIndex`: exact search by reading all codes, in memory or in memory maps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The order of hits: nearest first, and among equal distances the lowest id first, in every index and engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Plan: a number of images and a code length in, the memory and disk that each way of searching needs out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hashlens.errors import UsageError

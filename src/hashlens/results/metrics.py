@@ -20,8 +20,6 @@ Each pair of codes is compared once (`counting.count_by_distance`): counts per d
 the stable order, which is walked without sorting. Memory does not grow with queries times database.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

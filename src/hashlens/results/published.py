@@ -1,7 +1,5 @@
 """Published numbers: a protocol, a method, a length and features in; the printed MAP and where it is printed out."""
 
-from __future__ import annotations
-
 import tomllib
 from functools import cache
 from importlib import resources

@@ -3,8 +3,6 @@
 All choosing and formatting is done here and in the tables; the templates only do the layout.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence

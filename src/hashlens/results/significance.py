@@ -7,8 +7,6 @@ the differences. The interval is a bootstrap of the mean over the queries. Both 
 images, not other training sets or seeds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ What a table contains is decided once (`map_table`, `numbers_table`, `records`);
 best is bold, and a sign marks those that a paired test over the queries cannot tell from it.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Answers: what a search found in, text or a page out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path

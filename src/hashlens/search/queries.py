@@ -3,8 +3,6 @@
 Images are read and encoded exactly as `hashlens encode` does it, so that an image of the index finds itself at 0 bits.
 """
 
-from __future__ import annotations
-
 import glob
 import io
 import os

@@ -4,8 +4,6 @@ Nothing that a client sends is used as a path or an address: images of the index
 decoded within limits, in a thread, and discarded.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

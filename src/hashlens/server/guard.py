@@ -3,8 +3,6 @@
 It sees a body as it arrives, so that a large one is refused before it is stored anywhere.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping

@@ -1,7 +1,5 @@
 """Limits of the server: what clients can send and ask for; the options of `hashlens serve` set those of `Limits`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException

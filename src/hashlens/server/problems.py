@@ -1,7 +1,5 @@
 """Errors in, answers as RFC 9457 problem+json out: one sentence with the cause and what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any

@@ -1,7 +1,5 @@
 """A searcher in, a server out that answers until it is stopped."""
 
-from __future__ import annotations
-
 import errno
 import ipaddress
 import signal

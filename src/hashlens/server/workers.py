@@ -1,7 +1,5 @@
 """Work in, its result out: a few threads for decoding and searching, with a queue of limited length."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

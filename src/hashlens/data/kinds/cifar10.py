@@ -4,8 +4,6 @@ They are in canonical order: the five training batches, then the test batch. Pix
 the checksums below, those of the authors' binary release.
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import io

@@ -1,7 +1,5 @@
 """1,797 handwritten digits of 8 x 8 grey pixels, part of scikit-learn."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hashlens.data.images import ArrayImages

@@ -3,8 +3,6 @@
 The table of the same name (.parquet) has the image and labels of each row.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 Hidden files are ignored. Other kinds find their files with these functions.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable

@@ -5,8 +5,6 @@ ClassLabel: a class, a name, a list of them, or a list of 0 and 1. Parts such as
 `protocols.given_split`). The package `datasets` is an extra and is loaded only here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import io

@@ -1,7 +1,5 @@
 """Paths, one per line: a file (.txt) or standard input (-); sorted, each once, relative to the current folder."""
 
-from __future__ import annotations
-
 import codecs
 import glob
 import os

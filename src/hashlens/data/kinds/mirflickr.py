@@ -7,8 +7,6 @@
 Of the 38 label files the 24 without _r1 are used, as in papers. Images without any label (419) are left out.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

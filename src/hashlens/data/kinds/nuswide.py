@@ -9,8 +9,6 @@ Many of the 269,648 images are no longer available: missing ones are listed and 
 labels: `read_ground_truth`, then a protocol.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

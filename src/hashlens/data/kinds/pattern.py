@@ -1,7 +1,5 @@
 """A pattern such as "photos/**/*.jpg", sorted, labelled by the folders below where it starts; or one image."""
 
-from __future__ import annotations
-
 import glob
 import os
 from pathlib import Path

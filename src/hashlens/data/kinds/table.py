@@ -12,8 +12,6 @@ If no image has more than one label, these are single labels. Rows of the same i
 commas, or by semicolons or tabs if the first line has no comma.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import difflib

@@ -4,8 +4,6 @@ One file, a pattern, or a range such as "shards/{00000..00999}.tar". A name insi
 Folders that contain everything are skipped, such as photos/ in what `tar cf photos.tar photos` writes.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import re

@@ -5,8 +5,6 @@ published package has the weights of the five convolutions only; torchvision's s
 same as safetensors, has all. There is no dropout, as in the networks of the hashing papers.
 """
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

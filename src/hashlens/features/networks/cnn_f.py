@@ -6,8 +6,6 @@ the authors' file for MatConvNet, of which there are two generations; its fields
 dropout, since the file has none and DTSH trains it as it is.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ input gradient is a convolution with the flipped kernel, and the weight gradient
 over channels, which are contiguous in memory.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numba

@@ -8,8 +8,6 @@ The pretrained weights come from TensorFlow, hence its "same" padding (an odd pi
 and its batch-norm constants.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

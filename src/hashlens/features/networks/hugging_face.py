@@ -8,8 +8,6 @@ Differences from the model's own image processor: images are resized by their sh
 a larger size that is then cropped.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

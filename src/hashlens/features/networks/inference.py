@@ -4,8 +4,6 @@ Batch norms are folded into the convolutions before them. On a CPU the folded ne
 faster than eager torch there; on a GPU, or with layers that the ONNX writer does not support, it runs in torch.
 """
 
-from __future__ import annotations
-
 import copy
 import ctypes
 import platform

@@ -1,7 +1,5 @@
 """ONNX writer: a traced network in evaluation mode in, an ONNX model with a free batch dimension out."""
 
-from __future__ import annotations
-
 import operator
 from functools import cached_property
 from typing import Any

@@ -5,8 +5,6 @@ images are BGR from 0 to 255 less a mean, the stride is in the first convolution
 the batch norms is 1e-3.
 """
 
-from __future__ import annotations
-
 import json
 import tarfile
 from pathlib import Path

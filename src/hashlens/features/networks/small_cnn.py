@@ -1,7 +1,5 @@
 """A small convolutional network for tiny images: normalised images (b, 3, 16, 16) in, features (b, 128) out."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from torch import nn

@@ -4,8 +4,6 @@ Only codes and ids go to an engine; paths and labels stay in the index folder, w
 dataclass whose fields are its settings. Its packages are the extra of its name and imported when it is opened.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass

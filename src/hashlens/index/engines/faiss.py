@@ -7,8 +7,6 @@ it is better the more codes the first addition has. `n_probe` is the number of l
 search is exact. Below ten million codes the exact index is fast enough. Ids are also kept in memory, 8 bytes each.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ already has; we check that before adding codes, so only one process may add at a
 connection fails in the middle, the first batches have been added.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

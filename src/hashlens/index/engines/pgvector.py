@@ -3,8 +3,6 @@
 The table can be joined with others by id. Additions and removals are atomic.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

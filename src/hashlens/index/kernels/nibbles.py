@@ -5,8 +5,6 @@ distances of 32 codes grow by one nibble with two instructions, a look-up and an
 bits of pieces takes. Numba has no such look-up, hence the instructions here.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

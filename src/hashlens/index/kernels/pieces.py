@@ -6,8 +6,6 @@ processor is told in advance what will be read, line by line and not in bursts. 
 separate rows, several lines are loaded at the same time.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

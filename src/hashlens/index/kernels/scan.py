@@ -6,8 +6,6 @@ once, in order and in short runs. Most runs have no code near enough, which a fe
 the machine can (nibbles.py), tiles of the database are first transposed, so that a few instructions serve 32 codes.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 

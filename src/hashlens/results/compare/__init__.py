@@ -21,8 +21,6 @@ that learn from images are trained once, and their `features` are the network th
 reported with its error and does not stop the others.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence

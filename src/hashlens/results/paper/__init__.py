@@ -11,8 +11,6 @@ OUT/
 Every number is a cell of `compare`: finished cells are kept, so rerunning the same command resumes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ numbers mean nothing. small is real data with few lengths, one seed and short tr
 opened once, when first needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

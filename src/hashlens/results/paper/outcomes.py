@@ -3,8 +3,6 @@
 A difference smaller than `SLACK` does not count: the MAP of a method differs by about that much from seed to seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -3,8 +3,6 @@
 Sections are plain values that are kept as JSON, so that the page shows all targets that were run so far.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field

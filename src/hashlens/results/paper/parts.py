@@ -1,7 +1,5 @@
 """Parts: the comparisons that targets consist of, and what runs them. Parts on the same split share their cells."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

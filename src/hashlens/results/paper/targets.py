@@ -3,8 +3,6 @@
 An ablation's default is the cell of the tables, and the retrieval figure has no cells of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
