@@ -25,10 +25,10 @@ def describe_answer(name: str, answer: dict[str, Any]) -> str:
     if not hits:
         return "\n".join([*lines, _nothing(answer)])
     labels = [shown(", ".join(hit["labels"] or [])) for hit in hits]
-    width = max(map(len, ["label", *labels]))
+    width = max(map(len, ["label", *labels])) if any(labels) else 0
     rows = [(f"{rank}", hit["distance"], label, shown(hit["path"])) for rank, hit, label in zip(count(1), hits, labels)]
     for rank, distance, label, path in [("rank", "bits apart", "label", "path"), *rows]:
-        lines.append(f"{rank:>5}  {distance:>10}  " + (f"{label:<{width}}  " if any(labels) else "") + path)
+        lines.append(f"{rank:>5}  {distance:>10}  " + (f"{label:<{width}}  " if width else "") + path)
     if (ties["total"] or 0) > ties["shown"]:
         d = ties["distance"]
         lines[-1] += f"        {ties['total'] - ties['shown']:,} more at distance {d} (show them: --radius {d})"
