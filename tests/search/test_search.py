@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -162,7 +163,7 @@ def test_codes_in_hex(searcher):
             searcher.search(wrong)
 
 
-@pytest.mark.parametrize("how", [{"k": 0}, {"k": -5}, {"radius": -1}])
+@pytest.mark.parametrize("how", [{"k": 0}, {"k": -5}, {"k": 1.5}, {"k": "ten"}, {"radius": -1}, {"radius": 0.5}])
 def test_wrong_numbers(searcher, how):
     with pytest.raises(UsageError, match="must be"):
         searcher.search(0, **how)
@@ -256,6 +257,15 @@ def test_a_trained_model_as_it_is(made, tmp_path):
         searcher = Searcher(index, Encoder.of(hasher))
         found = [searcher.search(Path(paths[row]))["query"]["code"] for row in rows]
         assert found == [codes[row].packed.tobytes().hex() for row in rows.tolist()]
+
+
+def test_many_hits_without_labels_are_listed_at_once(searcher):
+    answer = searcher.search(0, k=1)
+    hit = answer["hits"][0] | {"labels": None}
+    start = time.process_time()
+    header, *rows = describe_answer("x", answer | {"hits": [hit] * 20_000}).splitlines()[1:]
+    assert time.process_time() - start < 2
+    assert header.split() == ["rank", "bits", "apart", "path"] and len(rows) == 20_000
 
 
 def test_text(searcher):

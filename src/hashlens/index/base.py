@@ -105,8 +105,8 @@ class Index:
 
 def require_numbers(k: int | None = None, radius: int | None = None) -> None:
     for name, value, lowest in (("k", k, 1), ("radius", radius, 0)):
-        if value is not None and value < lowest:
-            raise UsageError(f"{name} must be >= {lowest}, got {value}")
+        if value is not None and (not isinstance(value, int | np.integer) or value < lowest):
+            raise UsageError(f"{name} must be an integer >= {lowest}, got {value!r}")
 
 
 def refuse(taken: np.ndarray) -> None:
