@@ -296,6 +296,20 @@ def test_a_new_loss_is_a_class_and_its_method(clusters):
     assert evaluate_codes(codes[:50], codes[50:], y[:50], y[50:])["map"] > 0.7
 
 
+def test_a_loss_may_have_more_than_its_method_sets(monkeypatch):
+    class OtherLoss(losses.Loss):
+        def __init__(self, n_bits, margin, power=2):
+            super().__init__(n_bits)
+            self.margin, self.power = margin, power
+
+    class Other(DeepHasher):
+        margin: float = 3.0
+
+    monkeypatch.setitem(globals(), "OtherLoss", OtherLoss)
+    loss = Other(8)._loss(Labels.of([0, 1]))
+    assert (loss.n_bits, loss.margin, loss.power) == (8, 3.0, 2)
+
+
 def test_a_loss_is_inherited_or_missed():
     class MyDPSH(DPSH):
         eta: float = 3.0

@@ -57,7 +57,7 @@ class DeepHasher(Hasher):
         for cls in type(self).__mro__:
             loss = getattr(import_module(cls.__module__), f"{cls.__name__}Loss", None)
             if loss is not None:
-                return loss(**{name: known[name] for name in signature(loss).parameters})
+                return loss(**{name: known[name] for name in signature(loss).parameters if name in known})
         raise NotImplementedError(f"write {type(self).__name__}Loss beside {type(self).__name__}, or its _loss")
 
     def _keep(self, loss: Any) -> None:
