@@ -15,7 +15,7 @@ from hashlens.data import SOURCES, Source, make_protocol, open_source, readable
 from hashlens.data.images import ArrayImages
 from hashlens.data.labels import Labels
 from hashlens.data.sources import Kind, absolute
-from hashlens.errors import DataError
+from hashlens.errors import DataError, UsageError
 
 NAMES = [f"{label}/{i}.png" for label in ("cats", "dogs") for i in range(3)]
 
@@ -160,3 +160,9 @@ def test_a_tar_file_of_one_folder_has_the_classes_of_the_folder(photos, folder):
     with tarfile.open("cats.tar", "w") as archive:
         archive.add("photos/cats", "cats")
     assert open_source("cats.tar", labels="optional").labels.names == ("cats",)
+
+
+@pytest.mark.parametrize("blank", ["", "  "])
+def test_an_empty_name_is_not_the_current_folder(photos, blank):
+    with pytest.raises(UsageError, match=r"the source is empty; name one, or give \. for the current folder"):
+        open_source(blank, labels="optional")

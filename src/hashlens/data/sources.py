@@ -219,6 +219,8 @@ def open_source(
         asked = Asked("the list", Path(), labelled, Columns(), None, None, say)
         return _finish(open_paths([os.fspath(path) for path in source], asked), "list", labelled)
     text = os.fspath(source)
+    if not text.strip():  # an unset variable of a script; as a path it would mean the current folder
+        raise UsageError("the source is empty; name one, or give . for the current folder")
     typed = text if isinstance(source, str) else f"./{text}"  # a Path is a file or folder even if it is called cifar10
     asked = Asked(typed, expanded(source), labelled, columns or Columns(), from_file, quirk, say)
     name = next((name for name in SOURCES if kind_named(name).matches(typed, asked.path)), None)
