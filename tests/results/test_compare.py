@@ -381,6 +381,9 @@ def test_a_network_is_trained_once_for_all_features_and_resumes_from_its_checkpo
     [
         ({"methods": ["itqq"]}, "itqq"),
         ({"methods": []}, "nothing to compare"),
+        ({"methods": [3]}, "cannot compare 3; give names of methods"),
+        ({"methods": [dict]}, "cannot compare"),
+        ({"bits": ["12"]}, "bits must be integers >= 1, got 12"),
         ({"bits": [0, 8]}, "got 0, 8"),
         ({"bits": []}, "got none"),
         ({"seeds": 0}, "seeds"),

@@ -53,8 +53,8 @@ __all__ = ["GIVEN", "Cell", "Comparison", "Variant", "cell_codes", "compare"]
 
 def compare(
     data: Source | str | Path | tuple[Any, Any],
-    methods: Sequence[str | Variant | type[Hasher] | Hasher],
-    bits: Sequence[int] = (48,),
+    methods: Sequence[str | Variant | type[Hasher] | Hasher] | str | type[Hasher] | Hasher,
+    bits: Sequence[int] | int = (48,),
     *,
     features: Sequence[str] = ("deep",),
     seeds: int = 1,
@@ -92,7 +92,8 @@ def compare(
         raise UsageError(f"{folder} is a run folder; choose another --out")
     if keep and folder is None:
         raise UsageError("keep needs a folder for the model; give out")
-    variants = Variant.by_name(methods)
+    variants = Variant.by_name([methods] if isinstance(methods, str | type | Hasher) else methods)
+    bits = [bits] if isinstance(bits, int) else bits
     hashers = plan_cells(source.images, variants, bits, features, seeds, settings or {})
     if against:
         find_row(rows_of(hashers, variants), against)  # an unknown or ambiguous one is refused

@@ -54,8 +54,10 @@ class Variant:
             return method
         if isinstance(method, str):
             return cls(method, method)
-        if isinstance(method, type):
+        if isinstance(method, type) and issubclass(method, Hasher):
             return cls(getattr(method, "name", method.__name__), method)
+        if not isinstance(method, Hasher):
+            raise UsageError(f"cannot compare {method!r}; give names of methods, classes of hashers or hashers")
         words = {key: value for key, value in changed(method).items() if key not in ("n_bits", "random_state")}
         given = _flat(method.get_params(deep=False))
         name = cls.of(type(method)).name
@@ -128,7 +130,7 @@ def plan_cells(
         raise UsageError("there is nothing to compare; name methods, such as --methods itq,ksh")
     if not all(kinds_of.values()):
         raise UsageError(f"{on_features[0]} learns from features; name them, such as --features gist,deep")
-    if not bits or min(bits) < 1:
+    if not bits or not all(isinstance(n, int | np.integer) and n >= 1 for n in bits):
         raise UsageError(f"bits must be integers >= 1, got {', '.join(map(str, bits)) or 'none'}")
     if seeds < 1:
         raise UsageError(f"seeds must be >= 1, got {seeds}")
