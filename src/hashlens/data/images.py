@@ -39,11 +39,15 @@ MAX_BYTES = 2**28  # of one file
 INSIDE = "::"  # shards/00000.tar::cats/1.jpg; a name inside a tar file is never used as a path
 
 
+MISSING, FOLDER = "no such file", "a folder"
+
+
 class UnreadableImage(DataError):
     """A file that is damaged or not an image; `reason` says why in a few words."""
 
     def __init__(self, name: object, reason: str):
-        super().__init__(f"cannot read the image {name}: {reason}; repair or remove it")
+        advice = "check the path" if reason in (MISSING, FOLDER) else "repair or remove it"
+        super().__init__(f"cannot read the image {name}: {reason}; {advice}")
         self.reason = reason
 
 
@@ -416,14 +420,16 @@ def reason(file: Path | io.BytesIO, error: Exception) -> str:
         n_pixels = int(re.findall(r"\d+", text)[0])
         return f"{n_pixels / 1e6:,.0f} megapixels, limit {MAX_PIXELS / 1e6:.0f}"
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return "no such file"
+        return MISSING
+    if isinstance(error, IsADirectoryError):
+        return FOLDER
     if isinstance(error, PermissionError):
         return "permission denied"
     if isinstance(error, UnidentifiedImageError):
         try:
             n_bytes = file.stat().st_size if isinstance(file, Path) else len(file.getbuffer())
         except OSError:  # removed in the meantime
-            return "no such file"
+            return MISSING
         return "not an image" if n_bytes else "zero bytes"
     if "truncated" in text.lower() or isinstance(error, EOFError):
         return "truncated"
