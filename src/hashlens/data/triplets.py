@@ -27,7 +27,9 @@ def read_triplets(path: Path, images: Images) -> np.ndarray:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise DataError(f"cannot read the triplet file {path} ({error.strerror}); check the path") from error
+    except UnicodeDecodeError as error:
         raise DataError(f"cannot read the triplet file {path} ({error}); write {A_LINE}") from error
     lines = text.splitlines()
     separator = next((mark for mark in "\t," if mark in text.lstrip().partition("\n")[0]), " ")

@@ -163,7 +163,9 @@ def _read_text(path: Path) -> tuple[list[str], list[tuple[int, list[Any]]]]:
         contents = path.read_bytes()
         wide = contents.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # "Unicode text" of spreadsheets
         text = contents.decode("utf-16" if wide else "utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise DataError(f"cannot read {path} ({error.strerror}); check the path") from error
+    except UnicodeDecodeError as error:
         raise DataError(f"cannot read {path} as text ({error}); save it as CSV UTF-8") from error
     first = text.lstrip("\r\n").split("\n", 1)[0]
     marks = ("\t" if path.suffix.lower() == ".tsv" else ",", ";", "\t")
