@@ -195,3 +195,9 @@ def test_settings_survive_json(name):
     hasher = cls(np.int64(24), **({"training": Training(epochs=3)} if "training" in vars(cls()) else {}))
     copy = cls(**from_json(cls, json.loads(json.dumps(to_json(hasher)))))
     assert copy.get_params() == hasher.get_params()
+
+
+@pytest.mark.parametrize("wrong", [{"n_bits": [3]}, {"n_bits": {"a": 3}}, {"training": 3}, {"other": 3}])
+def test_settings_of_a_damaged_file(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        from_json(DTSH, to_json(DTSH()) | wrong)

@@ -145,7 +145,8 @@ def parse_for(classes: Mapping[str, type], texts: Iterable[str]) -> dict[str, di
         method, dot, rest = text.partition(".")
         if dot and "=" not in method:
             if method not in classes:
-                raise UsageError(f"'{method}' in '{text}' is not a method compared here{did_you_mean(method, classes)}")
+                hint = f"{did_you_mean(method, classes)}; choose from {', '.join(classes)}"
+                raise UsageError(f"'{method}' in '{text}' is not a method compared here{hint}")
             values[method] |= parse(classes[method], [rest])
             continue
         name = text.partition("=")[0]
@@ -169,8 +170,9 @@ def apply(obj: T, values: Mapping[str, Any]) -> T:
 def find_setting(cls: type, name: str) -> Setting:
     known = {one.name: one for one in describe(cls)}
     if name not in known:
+        ours = cls.__module__.startswith("hashlens.")
         listed = cls.__module__.startswith("hashlens.hashers.") and hasattr(cls, "name")  # by hashlens methods
-        title = cls.name if listed else cls.__name__  # type: ignore[attr-defined]
+        title = getattr(cls, "name", cls.__name__) if ours else cls.__name__
         help = f"see: hashlens methods {title}" if listed else f"its settings: {', '.join(known)}"
         raise UsageError(f"{title} has no setting '{name}'{did_you_mean(name, known)}; {help}")
     return known[name]
@@ -200,11 +202,17 @@ def from_json(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     hints: dict[str, Any] = get_type_hints(cls)
     if unknown := values.keys() - hints:
         raise ValueError(f"unknown setting {min(unknown)}")
-    lists = {name: value for name, value in values.items() if isinstance(value, list)}  # JSON has no tuples
-    for name, value in lists.items():
-        lists[name] = next(get_origin(kind) for kind in _kinds(hints[name]) if _item(kind))(value)
-    parts = {name: hints[name](**from_json(hints[name], v)) for name, v in values.items() if isinstance(v, dict)}
-    return {**values, **lists, **parts}
+    found = dict(values)
+    for name, value in values.items():
+        hint = hints[name]
+        listed = next((get_origin(kind) for kind in _kinds(hint) if _item(kind)), None)
+        if is_dataclass(hint) and isinstance(value, dict):
+            found[name] = hint(**from_json(hint, value))  # type: ignore[operator, arg-type]
+        elif listed and isinstance(value, list):
+            found[name] = listed(value)  # JSON has no tuples
+        elif is_dataclass(hint) or isinstance(value, dict | list):
+            raise ValueError(f"{name} is {value!r}")
+    return found
 
 
 def _plain(value: Any) -> Any:

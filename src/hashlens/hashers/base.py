@@ -142,8 +142,9 @@ class Hasher(Declared, ScikitLearn):
             if name in {one.name for one in describe(type(self))}:
                 raise UsageError(f"'{name}' is a setting; give it to {type(self).__name__}(...), not to fit")
             fits = [vars(cls)["fit"] for cls in type(self).__mro__ if "fit" in vars(cls)]
-            known = [key for fit in fits for key in signature(fit).parameters]
-            raise UsageError(f"fit has no keyword '{name}'{did_you_mean(name, known)}")
+            keys = {key for fit in fits for key in signature(fit).parameters}
+            known = sorted(keys - {"self", "X", "y", "how", "unknown"})
+            raise UsageError(f"fit has no keyword '{name}'{did_you_mean(name, known)}; it has {', '.join(known)}")
         check(self)
 
     def _prepare(self, X: Any, progress: Progress) -> Any:
