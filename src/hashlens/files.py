@@ -121,14 +121,14 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise StorageError(f"cannot write {path}: {reasons[error.errno]}") from error
 
 
-def require_own(folder: Path, signs: Sequence[str], what: str) -> None:
+def require_own(folder: Path, signs: Sequence[str], what: str, option: str = "--out") -> None:
     """Refuse a non-empty folder without `signs`, the files that show that we created it."""
     with storage_errors(folder):
         names = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
     others = [name for name in names if not name.startswith(".")]
     if others and not set(signs) <= set(names):
         raise UsageError(
-            f"{folder} contains other files ({others[0]}) and is not a {what} folder; choose another --out"
+            f"{folder} contains other files ({others[0]}) and is not the folder of {what}; choose another {option}"
         )
 
 

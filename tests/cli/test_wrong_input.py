@@ -52,6 +52,8 @@ def place(tmp_path_factory, session_cache):
         assert run("train", "photos", *SMALL, "--seed", "1", "--out", "other") == 0
         assert run("encode", "photos", "--model", "run", "--out", "codes", "--quiet") == 0
         assert run("index", "build", "codes", "--out", "index", "--quiet") == 0
+        assert run("features", "photos", "--kind", "gist", "--out", "gist.npy", "--quiet") == 0
+        assert run("train", "gist.npy", "--method", "itq", "--bits", "8", "--out", "on-features", "--quiet") == 0
         shutil.copytree("run/model", "damaged")
         Path("damaged/model.safetensors").write_bytes(b"nothing")
         shutil.copytree("index", "torn")
@@ -90,6 +92,7 @@ WRONG = [  # what is typed, exit code, words of the sentence
     ("train photos --preset best", 2, "preset"),
     ("train photos --method itq --triplets triplets.csv", 2, "triplets"),
     ("train photos --protocol weekly", 2, "unknown protocol"),
+    ("train photos --triplets nowhere.csv", 3, "nowhere.csv (No such file or directory); check the path"),
     ("train photos --triplets triplets.csv", 3, "line 1 of triplets.csv has 2 entries"),
     ("train photos --protocol weekly", 2, "unknown protocol"),
     ("train photos --precision float8", 2, "precision must be"),
@@ -112,20 +115,28 @@ WRONG = [  # what is typed, exit code, words of the sentence
     ("encode photos --model nowhere --out new", 3, "nowhere is not a model"),
     ("encode photos --model other --out codes", 4, "codes"),
     ("encode photos --model run --out photos", 2, "contains other files"),
+    ("encode photos --model on-features --out new", 3, "trained on features"),
+    ("encode photos --model run --out codes --shard-size 5", 4, "begun with --shard-size 65536, not 5"),
     ("encode photos --model run --part 3/2 --out new", 2, "part"),
     ("encode photos --model run --on mars --out new", 2, "mars"),
     ("export photos --out new", 3, "photos is not a model"),
     ("export run --out photos", 2, "photos"),
     # indexes and queries
     ("index build photos --out new", 3, "photos"),
-    ("index build codes --out photos", 2, "contains other files"),
+    ("index build codes --out photos", 2, "contains other files (circle) and is not the folder of an index"),
     ("index add index nowhere", 3, "nowhere"),
     ("index remove index", 2, "--ids"),
     ("index remove index --ids two", 2, "--ids"),
     ("index verify torn", 3, "torn"),
+    ("index verify codes", 3, "codes has codes but no index; build one with: hashlens index build codes"),
     ("index plan --n lots", 2, "lots"),
     ("index copy index --engine oracle --to x", 2, "oracle"),
-    ("index copy index --engine faiss --to new --set probe=3", 2, "n_probe"),
+    (
+        "index copy index --engine faiss --to new --set probe=3",
+        2,
+        "faiss has no setting 'probe' (did you mean 'n_probe'",
+    ),
+    ("index copy index --engine faiss --to photos", 2, "is not the folder of a faiss index; choose another --to"),
     ("search index nowhere.jpg", 3, "nowhere.jpg"),
     ("search index broken.jpg", 3, "broken.jpg"),
     ("search index abc", 2, "hex digits"),

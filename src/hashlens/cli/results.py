@@ -87,7 +87,7 @@ def compare(
     own = parse_for({name: hasher_class(name) for name in names}, chosen or [])
     lengths = numbers(bits, "--bits")
     out = out or Path("comparisons") / Path(source).resolve().name
-    require_own(out, ["split.json"], "comparison")
+    require_own(out, ["split.json"], "a comparison")
     with alone_in(out), options.interruptible() as stop:
         comparison = compare_methods(
             options.open_source_of(config, from_file, progress),
@@ -141,7 +141,7 @@ def reproduce(
     """Rebuild tables and figures of the paper beside its printed numbers. Rerun the same command to resume."""
     from hashlens.results.paper import reproduce as run_targets
 
-    require_own(out, ["comparisons"], "reproduction")
+    require_own(out, ["comparisons"], "a reproduction")
     with alone_in(out), options.interruptible() as stop:
         result = run_targets(
             target,

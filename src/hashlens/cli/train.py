@@ -42,7 +42,7 @@ def demo(
 
     require(*DEEP, why="demo")
     progress = Progress(quiet)
-    require_own(out, RUN, "run")
+    require_own(out, RUN, "a run")
     progress.say(f"hashlens {hashlens.__version__} · demo · results go to {out}/")
     name = "cifar10"
     try:
@@ -122,7 +122,7 @@ def train(
         typed = config | given({"source": source, "triplets": triplets})
         _require_possible(cls, config)
         out = out or Path("runs") / f"{Path(source).resolve().name}-{method}-{bits}"
-        require_own(out, RUN, "run")
+        require_own(out, RUN, "a run")
         if (out / "cells").exists():
             raise UsageError(f"{out} is the folder of a comparison; choose another --out")
         if (out / "checkpoint.safetensors").exists() and load_config(out) != json.loads(json.dumps(config)):

@@ -28,7 +28,7 @@ from hashlens.data.images import FileImages, Images, UnreadableImage
 from hashlens.data.sources import Source, open_source
 from hashlens.errors import DataError, Stopped, StorageError, UsageError, require
 from hashlens.files import alone_in, require_room
-from hashlens.progress import Progress
+from hashlens.progress import Progress, counted
 
 FINISH_SECONDS = 10  # a shard that is nearly done is finished even when asked to stop
 SHARD_OVERHEAD = 10_000  # bytes of a shard's files besides its rows
@@ -59,6 +59,7 @@ def encode_source(
     """
     if ray_model is not None:
         require("ray", why="encoding on a cluster")
+    encoder.require_images()  # before anything is written
     out = _part_folder(out, part)
     opened = open_source(source, labels="optional", columns=columns, progress=progress.say)
     if ray_model is not None and not isinstance(opened.images, FileImages):
@@ -128,7 +129,8 @@ def _begin(
             progress.say(f"note: images added since the last run: {n_new:,}")
     missing = folder.missing()
     n_code_bytes = -(-n_bits // 8)
-    progress.say(f"encode  {folder.list['n']:,} images of {name} → {out}/   {n_bits} bits, {n_code_bytes} bytes each")
+    n, size = counted(folder.list["n"], "image"), f"{counted(n_bits, 'bit')}, {counted(n_code_bytes, 'byte')} each"
+    progress.say(f"encode  {n} of {name} → {out}/   {size}")
     if folder.shards:
         progress.say(
             f"resume  {len(folder.shards):,} shards found and verified, {len(missing):,} to go: {len(folder):,} codes"

@@ -85,6 +85,12 @@ class Encoder:
         """Pixels per side of the images that the network or the features are computed from."""
         return None if self.extractor is None else self.extractor.size
 
+    def require_images(self) -> Extractor:
+        """Refuse a model that cannot encode images."""
+        if self.extractor is None:
+            raise DataError("this model was trained on features; give it features, not images")
+        return self.extractor
+
     def codes(self, X: Any, advance: Callable[[int], Any] | None = None, *, shared: bool = False) -> Codes:
         """Codes of images or features; `advance(n)` is called after every n of them."""
         return Codes.concatenate([Codes.from_relaxed(u) for u in self._relaxed(X, advance, shared)])
@@ -107,8 +113,7 @@ class Encoder:
 
     def _images(self, images: Images, shared: bool) -> tuple[Images, Callable[[slice], np.ndarray]]:
         """Outputs of the extractor for some rows."""
-        if (extractor := self.extractor) is None:
-            raise DataError("this model was trained on features; give it features, not images")
+        extractor = self.require_images()
         if len(images) == 0:
             raise DataError("no images given; give at least one")
         _ = extractor.forward  # built here, once, and not in each thread

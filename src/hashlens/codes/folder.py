@@ -154,9 +154,13 @@ class CodesFolder:
         if (path / MANIFEST).exists():
             folder = cls.open(path)
             ModelFolder.require_same(folder.model, model, path)
-            for name, given in {"source": source, "shard_size": shard_size, "part": tuple(part)}.items():
-                if given != (found := getattr(folder, name)):
-                    raise MismatchError(f"{path} was begun with {name} {found}, not {given}; {ANOTHER}")
+            for what, found, given in (
+                ("the source", folder.source, source),
+                ("--shard-size", folder.shard_size, shard_size),
+                ("--part", "{}/{}".format(*folder.part), "{}/{}".format(*part)),
+            ):
+                if given != found:
+                    raise MismatchError(f"{path} was begun with {what} {found}, not {given}; {ANOTHER}")
             folder._clean()
             return folder
         require_own(path, [SKIPPED], "codes")  # the first file that is written here and the last to go

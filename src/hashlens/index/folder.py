@@ -74,7 +74,7 @@ class IndexFolder(Catalog):
                 raise DataError(
                     f"{path} already holds an index; add to it with: hashlens index add {quoted(path)} CODES"
                 )
-            require_own(path, ["index.json"], "index")
+            require_own(path, ["index.json"], "an index")
             write_json(path / "index.json", facts)
             return cls(path)
 
@@ -85,7 +85,12 @@ class IndexFolder(Catalog):
         except (FileNotFoundError, NotADirectoryError) as error:
             if error.filename and Path(error.filename).name != "index.json":
                 raise DataError(f"{error.filename} is missing from the index; build the index again") from error
-            raise DataError(f"{path} has no index and no codes; build one with: hashlens index build CODES") from error
+            from hashlens.codes.folder import CodesFolder
+
+            codes = CodesFolder.at(path)
+            found = f"{path} has codes but no index" if codes else f"{path} has no index and no codes"
+            what = quoted(path) if codes else "CODES"
+            raise DataError(f"{found}; build one with: hashlens index build {what}") from error
         except PermissionError as error:
             raise DataError(f"{error.filename} cannot be read: permission denied") from error
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -241,7 +241,7 @@ METRICS = (
     Metric("map_worst", "MAP, worst ties", "MAP with ties in the worst order.", _map("worst"), column=False),
     Metric("precision_radius", "Precision within radius {n}", "Mean precision of look-ups.", _within(0), "radius"),
     Metric("empty_radius", "Nothing within radius {n}", "Share of queries that find nothing.", _within(1), "radius"),
-    Metric("precision_at", "Precision at {n}", "Mean over tie orders.", _at("precision_at"), "precision_at", False),
+    Metric("precision_at", "Precision at {n}", "Mean over all tie orders.", _at("precision_at"), "precision_at", False),
     Metric("recall_at", "Recall at {n}", "Mean over all tie orders.", _at("recall_at"), "recall_at", False),
 )
 NUMBERS = {"radius": (2,), "precision_at": (100, 500, 1000), "recall_at": ()}

@@ -195,7 +195,10 @@ def load_config(out: Path) -> dict[str, Any]:
             return config
     except (OSError, ValueError, AttributeError):
         pass
-    raise DataError(f"{out} is not a run folder (its config.json is missing, damaged or of something else)")
+    raise DataError(
+        f"{out} is not a run folder (its config.json is missing, damaged or of something else);"
+        " give one made by hashlens train"
+    )
 
 
 def load_result(out: Path) -> dict[str, Any]:

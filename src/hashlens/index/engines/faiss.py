@@ -19,7 +19,7 @@ import numpy as np
 
 from hashlens.codes import Codes
 from hashlens.errors import DataError, MismatchError
-from hashlens.files import replacing, require_room, write_json
+from hashlens.files import replacing, require_own, require_room, write_json
 from hashlens.index.base import Index, refuse
 from hashlens.index.memory import HammingIndex
 from hashlens.index.order import Found, fill, ordered
@@ -48,6 +48,7 @@ class ApproximateIndex(Index):
     where: InitVar[str | Path | None] = None
     n_probe: int | None = setting(None, "lists searched per query; by default an eighth of them", low=1)
 
+    name = "faiss"
     exact = False
 
     def __post_init__(self, n_bits: int, where: str | Path | None) -> None:
@@ -106,6 +107,8 @@ class ApproximateIndex(Index):
 
     def _insert(self, codes: Codes, ids: np.ndarray) -> None:
         refuse(self._contains(ids))
+        if self.folder is not None:
+            require_own(self.folder, ["lists.json"], "a faiss index", "--to")
         padded = _padded(codes)
         if _n_lists(len(self) + len(ids)) >= 4 * self.n_lists:
             pieces = [*self._stored(), (ids, padded)]
