@@ -169,6 +169,12 @@ def test_wrong_numbers(searcher, how):
         searcher.search(0, **how)
 
 
+def test_no_file_cannot_be_repaired(searcher, tmp_path):
+    for path, why in ((tmp_path / "none.jpg", "no such file"), (tmp_path, "a folder")):
+        with pytest.raises(UnreadableImage, match=f"{why}; check the path"):
+            searcher.search(path)
+
+
 def test_unreadable_images(made, searcher, tmp_path):
     whole = (made.images / "palace" / "000.jpg").read_bytes()
     (tmp_path / "text.jpg").write_text("not an image")
