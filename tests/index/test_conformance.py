@@ -165,9 +165,9 @@ def check_refusals(index, codes, taken, free):
     ):
         with pytest.raises(DataError, match=reason):
             index.add(codes[:2], ids)
-    with pytest.raises(UsageError, match="k must be >= 1, got 0"):
+    with pytest.raises(UsageError, match="k must be an integer >= 1, got 0"):
         index.search(codes, 0)
-    with pytest.raises(UsageError, match="radius must be >= 0, got -1"):
+    with pytest.raises(UsageError, match="radius must be an integer >= 0, got -1"):
         index.within(codes, -1)
 
 

@@ -39,8 +39,10 @@ def encode(
     if on not in ("local", "ray"):
         raise UsageError(f"--on must be local or ray, got {on}")
     with interruptible() as stop:
+        encoder = Encoder.load(model)
+        encoder.require_images()  # before anything is written
         result = encode_source(
-            Encoder.load(model),
+            encoder,
             source,
             out,
             Progress(quiet),

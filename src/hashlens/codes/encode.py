@@ -59,7 +59,6 @@ def encode_source(
     """
     if ray_model is not None:
         require("ray", why="encoding on a cluster")
-    encoder.require_images()  # before anything is written
     out = _part_folder(out, part)
     opened = open_source(source, labels="optional", columns=columns, progress=progress.say)
     if ray_model is not None and not isinstance(opened.images, FileImages):
