@@ -1,7 +1,7 @@
 """Every image reaches a network as its centre square, scaled to the network's size with Pillow's bicubic filter.
 
 This is all that happens between decoding (`images.py`) and the numbers that a network is given
-(`features/networks/preprocessing.py`); an image that already has the size is not changed.
+(`features/networks/normalise.py`); an image that already has the size is not changed.
 """
 
 from functools import lru_cache

@@ -13,7 +13,7 @@ import hashlens
 from hashlens import DTSH, Training
 from hashlens.errors import DataError, MismatchError, UsageError
 from hashlens.features.networks import IMAGENET, NETWORKS, Network, network_info
-from hashlens.features.networks.preprocessing import Normalise
+from hashlens.features.networks.normalise import Normalise
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (24, 10, 10, 3), dtype=np.uint8)
 Y = np.arange(24) % 3

@@ -72,7 +72,7 @@ class Network:
         """See `build_blocks`."""
         from torch import nn
 
-        from hashlens.features.networks.preprocessing import Normalise
+        from hashlens.features.networks.normalise import Normalise
 
         assert self.build is not None
         blocks = self.build(self.name)
@@ -88,7 +88,7 @@ class Network:
 
     def describe(self, blocks: nn.Module) -> dict[str, Any]:
         """See `describe_network`."""
-        from hashlens.features.networks.preprocessing import Normalise
+        from hashlens.features.networks.normalise import Normalise
 
         return next(m for m in blocks.modules() if isinstance(m, Normalise)).describe()
 

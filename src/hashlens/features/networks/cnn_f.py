@@ -16,7 +16,7 @@ from torch import nn
 
 from hashlens.errors import DataError
 from hashlens.features.networks import Network
-from hashlens.features.networks.preprocessing import Normalise
+from hashlens.features.networks.normalise import Normalise
 from hashlens.files import cache_dir
 
 SIZE = 224

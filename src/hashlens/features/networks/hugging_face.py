@@ -24,7 +24,7 @@ from torch import nn
 from hashlens.data.download import offline
 from hashlens.errors import DataError, HashlensError, require
 from hashlens.features.networks import HUGGING_FACE, Network
-from hashlens.features.networks.preprocessing import Normalise
+from hashlens.features.networks.normalise import Normalise
 
 SIZE = 224  # if neither the model nor its image processor says
 TRAINED_LAYERS = 2  # the last ones, by default

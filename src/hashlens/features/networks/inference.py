@@ -15,8 +15,8 @@ from torch import fx, nn
 
 from hashlens.errors import UsageError
 from hashlens.features.extractor import BATCH, Forward, in_blocks, one_core_session
+from hashlens.features.networks.normalise import Normalise
 from hashlens.features.networks.onnx_graph import UnsupportedModule, to_onnx
-from hashlens.features.networks.preprocessing import Normalise
 from hashlens.machine import n_threads
 
 

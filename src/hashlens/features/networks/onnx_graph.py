@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from hashlens.data.resize import bicubic
-from hashlens.features.networks.preprocessing import Normalise
+from hashlens.features.networks.normalise import Normalise
 
 
 class UnsupportedModule(Exception):
