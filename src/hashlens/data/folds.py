@@ -23,7 +23,7 @@ from hashlens.errors import DataError
 from hashlens.machine import blocks, work_ahead
 from hashlens.progress import counted
 
-ALIKE, EQUAL = 0.95, 1 - 1e-6
+ALIKE = 0.95
 SIDE = 16  # of a thumbnail
 
 
@@ -68,15 +68,13 @@ def near_duplicates(images: Any) -> np.ndarray:
     from scipy import sparse
     from scipy.sparse.csgraph import connected_components
 
-    rows = thumbnails(images) if isinstance(images, Images) else np.asarray(images, np.float32)
-    rows = rows - rows.mean(0)
+    given = thumbnails(images) if isinstance(images, Images) else np.asarray(images, np.float32)
+    rows = given - given.mean(0)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-    groups = np.zeros(len(rows), int)
-    for least in (ALIKE, EQUAL):
-        alike = [sparse.csr_array(rows[part] @ rows.T > least) for part in blocks(len(rows), 1024)]
-        groups = connected_components(sparse.vstack(alike), directed=False)[1]
-        if np.bincount(groups).max() <= max(2, len(rows) / 10):
-            break
+    alike = [sparse.csr_array(rows[part] @ rows.T > ALIKE) for part in blocks(len(rows), 1024)]
+    groups = connected_components(sparse.vstack(alike), directed=False)[1]
+    if np.bincount(groups).max() > max(2, len(rows) / 10):
+        groups = np.unique(given, axis=0, return_inverse=True)[1]
     return groups
 
 
