@@ -75,7 +75,7 @@ def test_the_score_is_the_tie_aware_map_of_held_back_rows(clusters):
 
 def test_a_stopped_search_continues_and_ends_the_same(clusters, tmp_path):
     whole = tune(clusters, Blurred(8), tries=9, out=tmp_path / "whole")
-    with pytest.raises(Stopped, match=r"stopped after 4 tries, which are kept in .*; rerun the same command"):
+    with pytest.raises(Stopped, match=r"stopped after 4 tries, kept in .*; rerun the same command"):
         tune(clusters, Blurred(8), tries=9, out=tmp_path / "cut", stop=lambda: len(lines_so_far(tmp_path / "cut")) >= 4)
     assert len(lines(tmp_path / "cut")) == 4
     tune(clusters, Blurred(8), tries=6, out=tmp_path / "cut")

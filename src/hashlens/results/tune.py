@@ -174,7 +174,8 @@ def search(
     done = record.tries
     progress.say(
         f"tuning {', '.join(space)} of {hasher.name} on {counted(folds, 'fold')} of"
-        f" {counted(len(rows.labels), 'training image')}" + (f"; {len(done)} tries already made" if done else "")
+        f" {counted(len(rows.labels), 'training image')}"
+        + (f"; {counted(len(done), 'try')} already made" if done else "")
     )
     trial = _Trials(rows, hasher, space, cuts, seed, progress)
     budget = math.inf if budget is None else budget
@@ -186,7 +187,7 @@ def search(
             if not stop():
                 record.save(budget)
                 break
-            kept = f", which are kept in {out}; rerun the same command to continue" if out else ""
+            kept = f", kept in {out}; rerun the same command to continue" if out and done else ""
             raise Stopped(f"stopped after {counted(len(done), 'try')}{kept}") from error
         one["seconds"] = round(monotonic() - started, 3)
         done.append(one)
