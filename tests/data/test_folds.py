@@ -9,6 +9,7 @@ from hashlens.data.folds import TrainingRows, near_duplicates
 from hashlens.data.images import ArrayImages, FileImages, as_images
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError
+from hashlens.features.extractor import extractor
 
 
 def rows_of(X, y):
@@ -91,3 +92,12 @@ def test_images_alone_and_parts_of_them(rng):
     part = ArrayImages(pixels).part(np.array([2, 0]))
     assert part.whole is not None and part[[1]].whole is None
     assert np.array_equal(part.read([0, 1], 8), pixels[[2, 0]])
+
+
+def test_what_is_cached_for_parts_is_computed_once(rng, empty_cache):
+    images = ArrayImages(rng.integers(0, 256, (6, 16, 16, 3), np.uint8))
+    rows = np.array([4, 1, 2])
+    found = extractor("gist").cached(images.part(rows))
+    assert np.array_equal(found, extractor("gist").cached(images[rows]))
+    extractor("gist").cached(images.part(rows[:2]))
+    assert len(list((empty_cache / "features").glob("*.npy"))) == 2  # of all six images, and of the selection
