@@ -94,6 +94,7 @@ def test_exported_models_encode_and_search(base, model):
         ("demo", "train"),
         ("train photos", "train"),
         ("train photos --method itq --features gist", "methods"),
+        ("tune photos --method itq --features gist", "methods"),
         ("serve index --model deep-exported", "serve"),
         ("encode photos --model deep-exported --on ray --out new", "ray"),
         ("compare photos --methods itq --features gist", "methods"),

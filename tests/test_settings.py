@@ -80,6 +80,8 @@ def test_every_setting_says_what_it_means_and_allows_its_default(name):
     for one in describe(hasher_class(name)):
         assert one.help and one.types
         one.require(one.default)
+        for value in one.search or ():  # what tuning tries is allowed, too
+            one.require(value)
 
 
 @pytest.mark.parametrize("method, name", [(method, name) for method, names in WRONG.items() for name in names])

@@ -51,6 +51,8 @@ from hashlens.index.memory import HammingIndex as HammingIndex
 from hashlens.results.compare import Comparison as Comparison
 from hashlens.results.compare import compare as compare
 from hashlens.results.metrics import evaluate_codes as evaluate_codes
+from hashlens.results.tune import Tuning as Tuning
+from hashlens.results.tune import tune as tune
 from hashlens.search import open_searcher as open_searcher
 from hashlens.settings import setting as setting
 

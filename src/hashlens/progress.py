@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from hashlens.errors import UsageError
 
 PLAIN_SECONDS = 10  # between two lines
 
@@ -78,6 +81,21 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def seconds_of(text: str) -> float:
+    """What `duration` writes, and shorter: 90, 90s, 10m, 1h30m.
+
+    >>> seconds_of("10m"), seconds_of("1h 30min"), seconds_of("90")
+    (600.0, 5400.0, 90.0)
+    """
+    number = r"(\d+(?:\.\d+)?)\s*"
+    parts = re.fullmatch(rf"(?:{number}h)?\s*(?:{number}m(?:in)?)?\s*(?:{number}s?)?", text.strip())
+    units = zip(parts.groups("0"), (3600, 60, 1), strict=True) if parts else ()
+    found = sum((float(n) * unit for n, unit in units), 0.0)
+    if found <= 0:
+        raise UsageError(f"a time is written like 90s, 10m or 1h30m, got '{text}'")
+    return found
 
 
 def counted(n: int, word: str) -> str:

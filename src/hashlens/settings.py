@@ -1,9 +1,10 @@
 """Settings: what a method can be told. Each is one dataclass field that says its default, range and meaning.
 
-    n_anchors: int = setting(1000, "number of anchors; paper: 300", low=1)
+    n_anchors: int = setting(1000, "number of anchors; paper: 300", low=1, search=(100, 3000))
 
-Validation, JSON, `hashlens methods NAME` and `--set name=value` all read these declarations. A field that is itself a
-dataclass with settings (the `training` of deep methods) contributes them under their own names: `--set epochs=3`.
+Validation, JSON, `hashlens methods NAME`, `--set name=value` and `hashlens tune` all read these declarations. A
+field that is itself a dataclass with settings (the `training` of deep methods) contributes them under their own names:
+`--set epochs=3`.
 """
 
 import math
@@ -30,7 +31,10 @@ NUMBERS: dict[Any, Any] = {int: int | np.integer, float: int | float | np.intege
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting; `low` and `high` are allowed values, `above` and `below` are not."""
+    """One setting; `low` and `high` are allowed values, `above` and `below` are not.
+
+    `search` is what tuning tries: a tuple (from, to), on a logarithmic scale if it spans a decade, or a list of values.
+    """
 
     name: str
     default: Any
@@ -41,6 +45,7 @@ class Setting:
     below: float | None = None
     choices: tuple[Any, ...] | None = None
     types: tuple[Any, ...] = ()
+    search: tuple[float, float] | list[Any] | None = None
     part: str | None = None  # the field that it belongs to, such as training
 
     @property
@@ -49,6 +54,13 @@ class Setting:
         if self.choices:
             return f"one of {', '.join(map(str, self.choices))}"
         return " and ".join(f"{sign} {limit:g}" for sign, _, limit in self._limits())
+
+    @property
+    def tuned(self) -> str:
+        """ "tuned from 0.1 to 10", "tuned over a, b"; empty where tuning leaves it alone."""
+        if isinstance(self.search, tuple):
+            return "tuned from {:g} to {:g}".format(*self.search)
+        return f"tuned over {', '.join(map(str, self.search))}" if self.search else ""
 
     def require(self, value: Any) -> None:
         """Refuse a value that is of another type or out of range."""
@@ -77,9 +89,16 @@ class Setting:
         return text  # `require` refuses it with a sentence
 
 
-def setting(default: Any, help: str, *, choices: Iterable[Any] | None = None, **limits: float) -> Any:
-    """The dataclass field of a setting; limits are low, high, above and below."""
-    facts: dict[str, Any] = {"choices": tuple(choices) if choices else None, **limits}
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: Iterable[Any] | None = None,
+    search: tuple[float, float] | list[Any] | None = None,
+    **limits: float,
+) -> Any:
+    """The dataclass field of a setting; limits are low, high, above and below, `search` is as in `Setting`."""
+    facts: dict[str, Any] = {"choices": tuple(choices) if choices else None, "search": search, **limits}
     metadata = {"setting": Setting("", default, help, **facts)}
     if isinstance(default, list):  # each object has its own
         return field(default_factory=default.copy, metadata=metadata)

@@ -63,6 +63,9 @@ def test_classes_and_parts(save):
     some = source.images[[4, 0]]
     assert some.names == ("test/00001", "train/00000") and some.read([0], 4)[0, 0, 0, 0] == 5
     assert some.fingerprint() != source.images[[0, 4]].fingerprint()
+    alone = some.alone()
+    assert len(alone._dataset) == 2 and alone.read([0, 1], 4).tolist() == some.read([0, 1], 4).tolist()
+    assert len({one.fingerprint() for one in (alone, some, source.images[:2], source.images[[0, 4]].alone())}) == 4
     assert open_source(root).images.fingerprint() == source.images.fingerprint()
 
 

@@ -35,8 +35,8 @@ def _describe(name: str, as_json: bool) -> None:
     lines = [f"{name}: learns from {METHODS[name].learns_from}\n\n{about}\n\nSettings (--set name=value):"]
     for s in settings:
         default = "none" if s.default is None else f"{s.default:.4g}" if isinstance(s.default, float) else s.default
-        lines.append(f"  {f'{s.name}={default}':<30} {s.help}" + (f"; {s.range}" if s.range else ""))
-    facts = [{"name": s.name, "default": s.default, "range": s.range, "help": s.help} for s in settings]
+        lines.append(f"  {f'{s.name}={default}':<30} {'; '.join(filter(None, (s.help, s.range, s.tuned)))}")
+    facts = [{name: getattr(s, name) for name in ("name", "default", "range", "search", "help")} for s in settings]
     show({"name": name, **asdict(METHODS[name]), "about": about, "settings": facts}, as_json, *lines)
 
 

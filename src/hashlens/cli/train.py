@@ -1,4 +1,4 @@
-"""The commands that learn: demo, train."""
+"""The commands that learn: demo, train, tune."""
 
 from __future__ import annotations
 
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 RUN = ("split.json",)  # what a run begins with
+NAMED = (
+    "backbone",
+    "features",
+    "image_size",
+    "frozen_blocks",
+    "epochs",
+    "precision",
+    "device",
+)  # settings with options
 DEEP = ("torch", "sklearn", "matplotlib", "jinja2")  # what training a network and its report need
 
 
@@ -59,40 +68,52 @@ def demo(
     _finish(result, out, as_json, "hashlens train path/to/your/folder   (one folder of images per class)")
 
 
+METHOD = Annotated[str, Option(help="See: hashlens methods")]
+BACKBONE = Annotated[str | None, Option(help=f"{BACKBONES}.")]
+WEIGHTS = Annotated[Path | None, Option(help="Weights of the backbone: imagenet-vgg-f.mat for cnn-f.")]
+FEATURES = Annotated[str | None, Option(help="For methods on features: gist, or a backbone.")]
+IMAGE_SIZE = Annotated[int | None, Option(help="Image side in pixels; larger is slower and better.")]
+FROZEN_BLOCKS = Annotated[int | None, Option(help="Leading blocks that are not trained.")]
+EPOCHS = Annotated[int | None, Option(help="Training epochs.")]
+PRECISION = Annotated[str | None, Option(help="Arithmetic of training: float32 or bfloat16.")]
+SET = Annotated[
+    list[str] | None, Option("--set", metavar="NAME=VALUE", help="Any other setting; see: hashlens methods NAME")
+]
+DEVICE = Annotated[str | None, Option(help="auto, cpu or cuda.")]
+
+
 @app.command()
 def train(
     context: typer.Context,
     source: SOURCE = "",
-    method: Annotated[str, Option(help="See: hashlens methods")] = "dtsh",
+    method: METHOD = "dtsh",
     bits: BITS = 48,
     seed: SEED = 0,
     out: Annotated[Path | None, Option(help="Folder of the run.", show_default="runs/SOURCE-METHOD-BITS")] = None,
     protocol: PROTOCOL = None,
-    backbone: Annotated[str | None, Option(help=f"{BACKBONES}.")] = None,
-    weights: Annotated[Path | None, Option(help="Weights of the backbone: imagenet-vgg-f.mat for cnn-f.")] = None,
-    features: Annotated[str | None, Option(help="For methods on features: gist, or a backbone.")] = None,
-    image_size: Annotated[int | None, Option(help="Image side in pixels; larger is slower and better.")] = None,
-    frozen_blocks: Annotated[int | None, Option(help="Leading blocks that are not trained.")] = None,
-    epochs: Annotated[int | None, Option(help="Training epochs.")] = None,
-    precision: Annotated[str | None, Option(help="Arithmetic of training: float32 or bfloat16.")] = None,
-    chosen: Annotated[
-        list[str] | None, Option("--set", metavar="NAME=VALUE", help="Any other setting; see: hashlens methods NAME")
+    backbone: BACKBONE = None,
+    weights: WEIGHTS = None,
+    features: FEATURES = None,
+    image_size: IMAGE_SIZE = None,
+    frozen_blocks: FROZEN_BLOCKS = None,
+    epochs: EPOCHS = None,
+    precision: PRECISION = None,
+    chosen: SET = None,
+    tune: Annotated[
+        str | None, Option(metavar="TIME", help="Choose settings first, for so long: 10m; see: hashlens tune --help")
     ] = None,
     triplets: Annotated[Path | None, Option(help="Learn from lines of query,positive,negative, not labels.")] = None,
     preset: Annotated[str | None, Option(help="published: the authors' released configuration.")] = None,
     quirk: Annotated[str | None, Option(help="transposed-test-batch: a bug of the authors' CIFAR-10 code.")] = None,
     columns: COLUMNS = None,
-    device: Annotated[str | None, Option(help="auto, cpu or cuda.")] = None,
+    device: DEVICE = None,
     from_file: FROM_FILE = None,
     resume: Annotated[Path | None, Option(help="Resume the run in this folder.")] = None,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
     """Learn a hasher from labelled images, encode them and print MAP."""
-    from hashlens.features.extractor import is_features
-    from hashlens.hashers.methods import METHODS, hasher_class
     from hashlens.results.runs import load_config
-    from hashlens.settings import checked, parse
 
     progress = Progress(quiet)
     if resume is not None:
@@ -101,27 +122,13 @@ def train(
         config, out = load_config(resume), resume
         typed = config
     else:
-        if not source:
-            raise UsageError("say what to train on: hashlens train cifar10, or hashlens train path/to/folder")
-        named = ("backbone", "features", "image_size", "frozen_blocks", "epochs", "precision", "device")
-        values = {"n_bits": bits, "random_state": seed, "weights": weights and str(weights)}
-        if method in METHODS and METHODS[method].deep:
-            require(*DEEP, why=method)
-        cls = hasher_class(method)
-        params = checked(cls, given(values | {name: context.params[name] for name in named})) | parse(cls, chosen or [])
-        if params.get("weights"):  # also with --set
-            params["weights"] = options.full_path(Path(params["weights"]))
-        asked = {
-            "triplets": options.full_path(triplets),
-            "preset": preset,
-            "quirk": quirk,
-            "columns": given(vars(options.chosen_columns(columns))) or None,
-        }
-        config = _config(source, protocol, seed, method, params) | given(asked)
-        # an error names files as they were typed; the run remembers where they are
-        typed = config | given({"source": source, "triplets": triplets})
-        _require_possible(cls, config)
-        out = out or Path("runs") / f"{Path(source).resolve().name}-{method}-{bits}"
+        config, typed = _asked(context.params)
+        if tune is not None:
+            if triplets or preset:
+                what = "--triplets" if triplets else "--preset"
+                raise UsageError(f"--tune chooses settings by labels, which {what} does without; omit one of the two")
+            return _tune(config, typed, out, from_file, progress, as_json, time=tune)
+        out = out or _usual_folder(config, source)
         require_own(out, RUN, "a run")
         if (out / "cells").exists():
             raise UsageError(f"{out} is the folder of a comparison; choose another --out")
@@ -130,14 +137,137 @@ def train(
                 f"{out} contains another run that was stopped; resume it with hashlens train --resume {quoted(out)}, or"
                 " choose another --out"
             )
-    if (out / "result.json").exists():
-        raise UsageError(f"{out} contains a finished run; choose another --out, or remove that folder to train again")
+    _require_unfinished(out)
     opened = options.open_source_of(typed, from_file, progress)
     result = _run(opened, config, out, progress, triplets=typed.get("triplets"))
-    following = f"hashlens encode path/to/images --model {quoted(out / 'model')} --out codes"
-    if is_features(opened.images):  # no command computes them for other images
-        following = f"hashlens evaluate {quoted(out)}"
-    _finish(result, out, as_json, following)
+    _finish(result, out, as_json, _following(opened, out))
+
+
+@app.command()
+def tune(
+    context: typer.Context,
+    source: SOURCE,
+    method: METHOD = "dtsh",
+    tries: Annotated[
+        int | None,
+        Option(help="Settings to try at most, the defaults first.", show_default="20, or 200 with --time"),
+    ] = None,
+    time: Annotated[
+        str | None, Option(help="Time to try them in, such as 10m or 1h30m; training with the best comes after it.")
+    ] = None,
+    folds: Annotated[int, Option(help="Parts of the training images, each held back once.")] = 3,
+    bits: BITS = 48,
+    seed: SEED = 0,
+    out: Annotated[Path | None, Option(help="Folder of the run.", show_default="runs/SOURCE-METHOD-BITS-tuned")] = None,
+    protocol: PROTOCOL = None,
+    backbone: BACKBONE = None,
+    weights: WEIGHTS = None,
+    features: FEATURES = None,
+    image_size: IMAGE_SIZE = None,
+    frozen_blocks: FROZEN_BLOCKS = None,
+    epochs: EPOCHS = None,
+    precision: PRECISION = None,
+    chosen: SET = None,
+    columns: COLUMNS = None,
+    device: DEVICE = None,
+    from_file: FROM_FILE = None,
+    as_json: JSON = False,
+    quiet: QUIET = False,
+) -> None:
+    """Choose the settings of a method on training images alone, then train with the best. Rerun it to continue.
+
+    Settings given here stay as they are. What is tried of the others: hashlens methods NAME.
+    """
+    config, typed = _asked(context.params)
+    _tune(config, typed, out, from_file, Progress(quiet), as_json, tries=tries, time=time, folds=folds)
+
+
+def _asked(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration of a run, and the same with files as they were typed, for errors."""
+    from hashlens.hashers.methods import METHODS, hasher_class
+    from hashlens.settings import checked, parse
+
+    source, method = params["source"], params["method"]
+    if not source:
+        raise UsageError("say what to train on: hashlens train cifar10, or hashlens train path/to/folder")
+    if method in METHODS and METHODS[method].deep:
+        require(*DEEP, why=method)
+    cls = hasher_class(method)
+    weights, triplets = params["weights"], params.get("triplets")
+    values = {"n_bits": params["bits"], "random_state": params["seed"], "weights": weights and str(weights)}
+    values = checked(cls, given(values | {name: params[name] for name in NAMED}))
+    values |= parse(cls, params["chosen"] or [])
+    if values.get("weights"):  # also with --set
+        values["weights"] = options.full_path(Path(values["weights"]))
+    asked = {
+        "triplets": options.full_path(triplets),
+        "preset": params.get("preset"),
+        "quirk": params.get("quirk"),
+        "columns": given(vars(options.chosen_columns(params["columns"]))) or None,
+    }
+    config = _config(source, params["protocol"], params["seed"], method, values) | given(asked)
+    _require_possible(cls, config)
+    return config, config | given({"source": source, "triplets": triplets})
+
+
+def _usual_folder(config: dict[str, Any], source: str) -> Path:
+    return Path("runs") / f"{Path(source).resolve().name}-{config['method']}-{config['params']['n_bits']}"
+
+
+def _require_unfinished(out: Path) -> None:
+    if (out / "result.json").exists():
+        raise UsageError(f"{out} contains a finished run; choose another --out, or remove that folder to train again")
+
+
+def _following(source: Source, out: Path) -> str:
+    from hashlens.features.extractor import is_features
+
+    if is_features(source.images):  # no command computes them for other images
+        return f"hashlens evaluate {quoted(out)}"
+    return f"hashlens encode path/to/images --model {quoted(out / 'model')} --out codes"
+
+
+def _tune(
+    config: dict[str, Any],
+    typed: dict[str, Any],
+    out: Path | None,
+    from_file: Path | None,
+    progress: Progress,
+    as_json: bool,
+    *,
+    time: str | None,
+    tries: int | None = None,
+    **how: Any,
+) -> None:
+    """Choose settings, then run with them in the same folder."""
+    from hashlens.data import make_protocol
+    from hashlens.data.folds import TrainingRows
+    from hashlens.files import alone_in
+    from hashlens.progress import seconds_of
+    from hashlens.results import tune
+    from hashlens.results.runs import load_config
+
+    budget = None if time is None else seconds_of(time)
+    require("optuna", why="tuning")
+    usual = _usual_folder(config, typed["source"])
+    out = out or usual.with_name(f"{usual.name}-tuned")
+    require_own(out, ("tries.jsonl",), "a tuning run")
+    if tune.finished(out, tries, budget):
+        _require_unfinished(out)
+    source = options.open_source_of(typed, from_file, progress)
+    protocol = make_protocol(source, config["protocol"], config["seed"])
+    hasher = _make(config, len(protocol.train))
+    rows = TrainingRows.of(source, protocol)  # all that tuning gets to see
+    with alone_in(out), options.interruptible() as stop:
+        found = tune.search(
+            rows, hasher, fixed=config["params"], tries=tries, time=budget, seed=config["seed"],
+            out=out, progress=progress, stop=stop, **how,
+        )  # fmt: skip
+    progress.say(f"found {found}")
+    config = config | {"params": config["params"] | found.settings, "tuning": found.summary()}
+    same = (out / "config.json").exists() and load_config(out) == json.loads(json.dumps(config))
+    result = _run(source, config, out, progress, replace=not same)
+    _finish(result | {"tries": found.tries}, out, as_json, _following(source, out), f"tuned    {found}")
 
 
 def _config(source: str, protocol: str | None, seed: int, method: str, params: dict[str, Any]) -> dict[str, Any]:
@@ -216,9 +346,9 @@ def _run(
         )  # fmt: skip
 
 
-def _finish(result: dict[str, Any], out: Path, as_json: bool, following: str) -> None:
+def _finish(result: dict[str, Any], out: Path, as_json: bool, following: str, tuned: str = "") -> None:
     from hashlens.results.runs import headline
 
-    files = {"figure": out / "results.png", "report": out / "report.html", "model": out / "model"}
-    written = [f"{what:<8} {path}" for what, path in files.items() if path.exists()]
-    options.show(result, as_json, headline(result), *written, f"next     {following}")
+    names = {"figure": "results.png", "report": "report.html", "tries": "tries.jsonl", "model": "model"}
+    written = [f"{what:<8} {out / name}" for what, name in names.items() if (out / name).exists()]
+    options.show(result, as_json, headline(result), tuned, *written, f"next     {following}")

@@ -57,6 +57,7 @@ class Images:
     names: Sequence[str]
     in_memory = False
     labels: Any = None  # given with the images; a selection (images[rows]) has none
+    whole: tuple[Images, np.ndarray] | None = None  # see `part`
     _rows: np.ndarray  # of what the images are taken from
 
     def open(self, row: int) -> Path | io.BytesIO:
@@ -80,10 +81,21 @@ class Images:
         """The images at `rows` (indices, slice or mask), without copying or decoding them."""
         chosen = self._indices(rows)
         view = copy(self)
-        view.__dict__.pop("labels", None)
+        for own in ("labels", "whole"):
+            view.__dict__.pop(own, None)
         view._rows = self._rows[chosen]
         view.names = tuple(self.names[row] for row in chosen)
         return view
+
+    def part(self, rows: np.ndarray) -> Images:
+        """The images at `rows`; what is cached for them is computed for all of ours, once, and shared by all parts."""
+        chosen = self[rows]
+        chosen.whole = self, rows
+        return chosen
+
+    def alone(self) -> Images:
+        """The same images, from which those that they were selected from cannot be reached."""
+        return ArrayImages([np.asarray(self.image(row)) for row in range(len(self))], self.names)
 
     def fingerprint(self) -> str:
         """sha256 of the images in order: the key of everything computed from them and cached."""
@@ -164,6 +176,11 @@ class ArrayImages(Images):
     def image(self, row: int, at_least: int | None = None) -> Image.Image:
         return Image.fromarray(self._array[self._rows[row]]).convert("RGB")
 
+    def alone(self) -> Images:
+        array = self._array
+        chosen = array[self._rows] if isinstance(array, np.ndarray) else [array[int(row)] for row in self._rows]
+        return ArrayImages(chosen, self.names)
+
     def read(self, rows: Any, size: int) -> np.ndarray:
         if self.side != size:
             return super().read(rows, size)
@@ -223,6 +240,9 @@ class FileImages(Images):
         rows = self._indices(rows)
         names = self.names.take(rows) if isinstance(self.names, Names) else [self.names[row] for row in rows]
         return FileImages(self.root, names, None if self._places is None else self._places[rows])
+
+    def alone(self) -> Images:
+        return self  # it knows no other files
 
     def paths(self) -> list[str]:
         return [(self.root / name).absolute().as_posix() for name in self.names]

@@ -118,6 +118,9 @@ class Extractor:
         """
         if len(images) == 0:
             raise DataError("no images given; give at least one")
+        if images.whole is not None:
+            whole, rows = images.whole
+            return self.cached(whole, flip=flip, dtype=dtype, what=what, progress=progress)[rows]
         settings = f"{self.key} {flip} {np.dtype(dtype)} {images.fingerprint()}"
         key = hashlib.sha256(settings.encode()).hexdigest()[:32]
 

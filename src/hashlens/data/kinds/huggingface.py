@@ -32,6 +32,10 @@ class HuggingFaceImages(Images):
     def paths(self) -> list[str]:
         return [f"{self._root.absolute().as_posix()}{INSIDE}{name}" for name in self.names]
 
+    def alone(self) -> Images:
+        chosen = self._dataset.select(self._rows)
+        return HuggingFaceImages(chosen, self._column, self.names, self.fingerprint(), self._root)
+
     def open(self, row: int) -> io.BytesIO:
         cell = self._dataset[int(self._rows[row])][self._column]
         if cell is None:

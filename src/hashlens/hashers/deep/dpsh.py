@@ -28,7 +28,12 @@ class DPSH(DeepHasher):
     away from the mean of the remembered ones, which lags behind.
     """
 
-    eta: float = setting(10.0, "weight of the quantisation term, against a sum over n pairs; authors' code: 10", low=0)
+    eta: float = setting(
+        10.0,
+        "weight of the quantisation term, against a sum over n pairs; authors' code: 10",
+        low=0,
+        search=(0.1, 1000.0),
+    )
     memory_from: float = setting(
         0.5, "fraction of training before outputs of the whole set are remembered; authors' code: 0", low=0, high=1
     )

@@ -43,9 +43,12 @@ class DTSH(DeepHasher):
     sampling="published" the gradient is that of the authors' code up to a constant (see `DTSHBankLoss`).
     """
 
-    alpha: float | None = setting(None, "margin in bits; none: the paper's n_bits / 2", low=0)
+    alpha: float | None = setting(None, "margin in bits; none: the paper's n_bits / 2", low=0, search=(2.0, 48.0))
     lambda_: float = setting(
-        100.0, "weight of the quantisation term, against a sum over 22,500 triplets; paper: 100", low=0
+        100.0,
+        "weight of the quantisation term, against a sum over 22,500 triplets; paper: 100",
+        low=0,
+        search=(1.0, 1000.0),
     )
     sampling: str = setting(
         "in-batch",

@@ -36,8 +36,8 @@ class FastH(ShallowHasher):
 
     n_partners: int = setting(100, "pairs drawn per row, of each kind; released code: 100", low=1)
     n_sweeps: int = setting(2, "passes of graph cuts over all classes per bit; released code: 2", low=0)
-    n_trees: int = setting(200, "trees per bit; paper: 200", low=1)
-    depth: int = setting(4, "depth of a tree, which has 2^depth leaves; paper: 4", low=1, high=8)
+    n_trees: int = setting(200, "trees per bit; paper: 200", low=1, search=(50, 500))
+    depth: int = setting(4, "depth of a tree, which has 2^depth leaves; paper: 4", low=1, high=8, search=(2, 6))
     n_candidates: int = setting(200, "random features each tree node chooses from; released code: 200", low=1)
 
     def _fit(self, X: np.ndarray, labels: Labels) -> None:

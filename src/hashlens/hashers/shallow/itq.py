@@ -55,7 +55,9 @@ class CCAITQ(LinearHasher):
     those few over all bits.
     """
 
-    rho: float = setting(1e-4, "regularisation relative to the mean variance; authors' code: 1e-4", low=1e-10)
+    rho: float = setting(
+        1e-4, "regularisation relative to the mean variance; authors' code: 1e-4", low=1e-10, search=(1e-4, 10.0)
+    )
     n_iterations: int = setting(50, "iterations of ITQ; paper: 50", low=0)
 
     def _learn_projection(self, X: np.ndarray, labels: Labels) -> np.ndarray:

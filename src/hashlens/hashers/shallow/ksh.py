@@ -30,7 +30,10 @@ class KSH(KernelHasher):
     """
 
     n_anchors: int = setting(
-        1000, "number of anchors; paper: 300, too few for its figures on CIFAR-10 with 5,000 training rows", low=1
+        1000,
+        "number of anchors; paper: 300, too few for its figures on CIFAR-10 with 5,000 training rows",
+        low=1,
+        search=(300, 3000),
     )
     n_iterations: int = setting(50, "maximum gradient steps per bit; released code: 500, no better on CIFAR-10", low=0)
 

@@ -25,9 +25,12 @@ class LFH(LinearHasher):
     Training rows too are encoded by the regression, not by their factors.
     """
 
-    beta: float = setting(30.0, "variance of the factors times n_bits; authors' code: 30", above=0)
+    beta: float = setting(30.0, "variance of the factors times n_bits; authors' code: 30", above=0, search=(1.0, 100.0))
     lambda_: float = setting(
-        100.0, "ridge weight relative to n / d; authors' code: 1; 100 was chosen on held-out GIST of CIFAR-10", above=0
+        100.0,
+        "ridge weight relative to n / d; authors' code: 1; 100 was chosen on held-out GIST of CIFAR-10",
+        above=0,
+        search=(1.0, 3000.0),
     )
     n_iterations: int = setting(50, "iterations, each updating nearly all rows; authors' code: 50", low=0)
 

@@ -29,13 +29,17 @@ class MLH(LinearHasher):
     Features are centred and scaled to a mean length of one; there is no bias.
     """
 
-    rho: float = setting(0.25, "distance below which pairs count as near, as a fraction of n_bits", low=0, high=1)
-    lambda_: float = setting(1.0, "above 1, dissimilar pairs weigh more", above=0)
-    n_epochs: int = setting(10, "epochs of 20 pairs per row", low=0)
+    rho: float = setting(
+        0.25, "distance below which pairs count as near, as a fraction of n_bits", low=0, high=1, search=(0.05, 0.5)
+    )
+    lambda_: float = setting(1.0, "above 1, dissimilar pairs weigh more", above=0, search=(0.1, 10.0))
+    n_epochs: int = setting(10, "epochs of 20 pairs per row", low=0, search=(5, 50))
     batch_size: int = setting(100, "pairs per step; authors' code: 100", low=1)
-    learning_rate: float = setting(0.3, "initial learning rate, which falls linearly to zero", above=0)
+    learning_rate: float = setting(
+        0.3, "initial learning rate, which falls linearly to zero", above=0, search=(0.03, 3.0)
+    )
     momentum: float = setting(0.9, "momentum; authors' code: 0.9", low=0, below=1)
-    weight_decay: float = setting(1e-3, "weight decay of the projection", low=0)
+    weight_decay: float = setting(1e-3, "weight decay of the projection", low=0, search=(1e-4, 0.1))
 
     def _learn_projection(self, X: np.ndarray, labels: Labels) -> np.ndarray:
         X = X / np.linalg.norm(X, axis=1).mean()

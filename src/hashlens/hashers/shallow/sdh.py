@@ -21,13 +21,16 @@ class SDH(KernelHasher):
     released code adds a column of ones to K. Rows are not scaled to length 1 before, which on CIFAR-10 did not help.
     """
 
-    n_anchors: int = setting(1000, "number of anchors; paper: 1,000", low=1)
+    n_anchors: int = setting(1000, "number of anchors; paper: 1,000", low=1, search=(300, 3000))
     width: float = setting(
-        1 / 3, "kernel width relative to the mean squared distance to anchors; released sigma 0.4 is 1/3", above=0
+        1 / 3,
+        "kernel width relative to the mean squared distance to anchors; released sigma 0.4 is 1/3",
+        above=0,
+        search=(0.05, 1.0),
     )
-    lambda_: float = setting(1.0, "ridge of the classifier; paper: 1", above=0)
+    lambda_: float = setting(1.0, "ridge of the classifier; paper: 1", above=0, search=(0.01, 100.0))
     nu: float = setting(1e-5, "weight of predicting codes from features; paper: 1e-5", low=0)
-    ridge: float = setting(1e-2, "ridge of the prediction; released code: 0.01", above=0)
+    ridge: float = setting(1e-2, "ridge of the prediction; released code: 0.01", above=0, search=(1e-4, 10.0))
     n_iterations: int = setting(5, "number of iterations; paper: 5", low=0)
     n_sweeps: int = setting(10, "maximum passes over the bits per iteration; released code: 10", low=0)
 

@@ -1,0 +1,421 @@
+"""Tune: training rows and a method in; the settings that retrieve held-back training rows best, and every try, out.
+
+OUT/
+  tries.jsonl     one line per try: its settings, how it ended, its MAP, seconds
+  tuning.json     what the tries depend on, and how long they took
+
+What may be tried is declared with each setting (`search=`). The first try has the defaults; Optuna proposes the others
+(TPE) and stops bad ones early (successive halving). A try is scored by the tie-aware MAP of held-back rows searched
+among those that it learned from: first on one fold, where the method trains a network with a third of its epochs before
+that; then, if it is among the best third so far, on all folds. The score counts only if all folds were computed.
+
+A proposal depends on the seed and on the tries before it, nothing else: rerunning the same command continues, and gives
+what one long run gives. The search is given `TrainingRows`, which hold no queries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.base import clone
+
+from hashlens.data import Source, make_protocol, open_source, readable
+from hashlens.data.folds import TrainingRows
+from hashlens.data.images import Images, as_images
+from hashlens.data.labels import Labels, require_differences
+from hashlens.data.protocols import Protocol
+from hashlens.errors import DataError, HashlensError, MismatchError, Stopped, UsageError, require
+from hashlens.features.extractor import image_features, is_features
+from hashlens.files import write_json, write_text
+from hashlens.hashers.base import Hasher, as_rows
+from hashlens.hashers.methods import hasher_class
+from hashlens.progress import Progress, counted, duration, seconds_of
+from hashlens.results.metrics import DEFINITIONS, evaluate_ranking
+from hashlens.settings import Setting, apply, changed, describe, to_json
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+
+TRIES, MOST, FOLDS = 20, 200, 3  # MOST tries where only the time is limited
+THIRD = 3  # of tries go on, with three times the work
+RANDOM = 6  # tries before TPE has something to learn from
+DIGITS = 3  # of a number that is tried: enough, and short enough to type
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """What was found: `hasher` has the best settings; `tries` are the lines of tries.jsonl."""
+
+    hasher: Hasher
+    tries: list[dict[str, Any]]
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The try with the highest score; None if the time was too short for any."""
+        scored = [one for one in self.tries if one["state"] == "complete"]
+        return max(scored, key=lambda one: one["score"], default=None)  # the first of equal ones
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The best settings, of those that were searched."""
+        return self.best["settings"] if self.best else {}
+
+    def summary(self) -> dict[str, Any]:
+        """The best settings, their score and that of the defaults, and the cost."""
+        first = self.tries[0] if self.tries else {}
+        return {
+            "settings": self.settings,
+            "score": self.best and self.best["score"],
+            "default_score": first.get("score"),
+            "n_tries": len(self.tries),
+            "seconds": round(sum(one["seconds"] for one in self.tries), 2),
+        }
+
+    def __str__(self) -> str:
+        if self.best is None:
+            return "no try was finished; the defaults stay"
+        gain = (
+            f"MAP {self.best['score']:.4f} on held-back training rows, {self.tries[0]['score']:.4f} with the defaults"
+        )
+        found = "the defaults" if self.best["number"] == 0 else as_options(self.settings)
+        return f"{found}   {gain}, best of {counted(len(self.tries), 'try')}"
+
+
+def tune(
+    data: Source | TrainingRows | str | Path | tuple[Any, Any],
+    method: str | type[Hasher] | Hasher = "dtsh",
+    *,
+    tries: int | None = None,
+    time: float | str | None = None,
+    folds: int = FOLDS,
+    seed: int = 0,
+    protocol: str | Protocol | None = None,
+    out: str | Path | None = None,
+    progress: Progress | bool | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Tuning:
+    """Choose the settings of a method on folds of the training rows, and fit it with them on all training rows.
+
+    `data` are (X, y) with images or features X, all of them to learn from, or a source by name, path or object, of
+    which `protocol` gives the training rows. Settings of an instance that differ from the defaults stay as they are.
+    At most `tries` (20, or 200 with `time`) are made within `time`, in seconds or as "10m"; fitting comes on top.
+    With `out` every try is recorded there, a later call continues, and the model is saved as OUT/model.
+
+    >>> tune((X, y), KSH(48), tries=12).hasher.encode(X)
+    """
+    progress = Progress.of(progress)
+    rows = _training_rows(data, protocol, seed)
+    found = search(
+        rows, as_hasher(method), tries=tries, time=time, folds=folds, seed=seed,
+        out=None if out is None else Path(out), progress=progress, stop=stop,
+    )  # fmt: skip
+    found.hasher.fit(rows.images, rows.labels, progress=progress, stop=stop)
+    if out is not None:
+        found.hasher.save(Path(out) / "model")
+    return found
+
+
+def as_hasher(method: str | type[Hasher] | Hasher) -> Hasher:
+    cls = hasher_class(method) if isinstance(method, str) else method
+    return cls() if isinstance(cls, type) else clone(cls)
+
+
+def _training_rows(
+    data: Source | TrainingRows | str | Path | tuple[Any, Any], protocol: str | Protocol | None, seed: int
+) -> TrainingRows:
+    if isinstance(data, TrainingRows):
+        return data
+    if isinstance(data, tuple):
+        if protocol is not None:
+            raise UsageError("a protocol is for a source; of (X, y) all rows are learned from, so give only those")
+        X = as_rows(data[0])
+        arrays = Source("arrays", X if is_features(X) else as_images(X), Labels.of(data[1]))  # one label each
+        return TrainingRows(arrays.name, arrays.images, arrays.labels)
+    source = data if isinstance(data, Source) else readable(open_source(data))
+    split = protocol if isinstance(protocol, Protocol) else make_protocol(source, protocol, seed)
+    return TrainingRows.of(source, split)
+
+
+def search(
+    rows: TrainingRows,
+    hasher: Hasher,
+    *,
+    fixed: Collection[str] | None = None,
+    tries: int | None = None,
+    time: float | str | None = None,
+    folds: int = FOLDS,
+    seed: int = 0,
+    out: Path | None = None,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Tuning:
+    """What `tune` does before it fits; `fixed` names settings not to search, by default those that are not defaults."""
+    require("optuna", why="tuning")
+    progress = progress or Progress(quiet=True)
+    budget = seconds_of(time) if isinstance(time, str) else time
+    tries = limit(tries, budget)
+    for name, value, least in (("tries", tries, 1), ("folds", folds, 2), ("time", budget, 1e-9)):
+        if value is not None and value < least:
+            raise UsageError(f"{name} must be {'> 0' if name == 'time' else f'>= {least}'}, got {value}")
+    space = searched(hasher, rows.images, changed(hasher) if fixed is None else fixed)
+    require_differences(rows.labels)
+    cuts = rows.folds(folds, seed)
+    record = _Record(out, _identity(rows, hasher, space, folds, seed))
+    done = record.tries
+    progress.say(
+        f"tuning {', '.join(space)} of {hasher.name} on {counted(folds, 'fold')} of"
+        f" {counted(len(rows.labels), 'training image')}"
+        + (f"; {counted(len(done), 'try')} already made" if done else "")
+    )
+    trial = _Trials(rows, hasher, space, cuts, seed, progress)
+    budget = math.inf if budget is None else budget
+    while len(done) < tries and record.seconds < budget:
+        started = monotonic()
+        try:
+            one = trial.run(done, partial(_over, stop, started + budget - record.seconds))
+        except Stopped as error:
+            if not stop():
+                record.save(budget)
+                break
+            kept = f", kept in {out}; rerun the same command to continue" if out and done else ""
+            raise Stopped(f"stopped after {counted(len(done), 'try')}{kept}") from error
+        one["seconds"] = round(monotonic() - started, 3)
+        done.append(one)
+        record.save(record.seconds + one["seconds"])
+        progress.say(_line(one, tries))
+    if len(done) < tries:
+        progress.say(f"the time is up after {counted(len(done), 'try')}")
+    found = Tuning(hasher, done)
+    apply(hasher, found.settings)
+    return found
+
+
+def _over(stop: Callable[[], bool], end: float) -> bool:
+    return stop() or monotonic() > end
+
+
+def limit(tries: int | None, time: float | None) -> int:
+    return tries if tries is not None else TRIES if time is None else MOST
+
+
+def finished(out: Path, tries: int | None, time: float | None) -> bool:
+    """Whether a record in `out` leaves nothing to try."""
+    record = _Record(out)
+    return len(record.tries) >= limit(tries, time) or (time is not None and record.seconds >= time)
+
+
+def searched(hasher: Hasher, images: Any, fixed: Collection[str] = ()) -> dict[str, Setting]:
+    """The settings of a method that tuning may change."""
+    # the learning rate `lr` is that of the blocks below the hash layer, of which features have none
+    idle = {"lr"} if is_features(images) and hasher.takes == "images" else set()
+    known = {one.name: one for one in describe(type(hasher)) if one.search}
+    space = {name: one for name, one in known.items() if name not in idle | set(fixed)}
+    if not space:
+        if known:
+            raise UsageError(f"everything that can be tuned of {hasher.name} is given ({', '.join(known)}); omit some")
+        raise UsageError(f"{hasher.name} has no settings to tune; choose another method")
+    return space
+
+
+def as_options(settings: Mapping[str, Any]) -> str:
+    """To be typed after `hashlens train`."""
+    return " ".join(f"--set {name}={'none' if value is None else value}" for name, value in settings.items())
+
+
+class _Record:
+    """The tries so far, and the folder that they are kept in, if there is one; `asked` must be that of the folder."""
+
+    def __init__(self, out: Path | None, asked: dict[str, Any] | None = None):
+        self.out, self.asked, self.seconds = out, json.loads(json.dumps(asked)), 0.0
+        self.tries: list[dict[str, Any]] = []
+        if out is None or not (out / "tuning.json").exists():
+            return
+        try:
+            before = json.loads((out / "tuning.json").read_text(encoding="utf-8"))
+            self.seconds, known = float(before["seconds"]), before["asked"]
+            lines = (out / "tries.jsonl").read_text(encoding="utf-8").splitlines()
+            self.tries = [json.loads(line) for line in lines]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"the tries in {out} are damaged ({error}); choose another --out") from error
+        if asked and (different := [key for key in self.asked if known.get(key) != self.asked[key]]):
+            raise MismatchError(f"the tries in {out} were made with other {', '.join(different)}; choose another --out")
+
+    def save(self, seconds: float) -> None:
+        self.seconds = round(seconds, 3)
+        if self.out is not None:
+            write_text(self.out / "tries.jsonl", "".join(json.dumps(one) + "\n" for one in self.tries))
+            write_json(self.out / "tuning.json", {"asked": self.asked, "seconds": self.seconds})
+
+
+def _identity(
+    rows: TrainingRows, hasher: Hasher, space: Mapping[str, Setting], folds: int, seed: int
+) -> dict[str, Any]:
+    """What the scores depend on."""
+    images = rows.images
+    digest = hashlib.sha256(images.tobytes() if is_features(images) else images.fingerprint().encode())
+    digest.update(np.ascontiguousarray(rows.labels.values).tobytes())
+    return {
+        "method": hasher.name,
+        "settings": to_json(hasher),
+        "search": {name: list(one.search or []) for name, one in space.items()},
+        "folds": folds,
+        "seed": seed,
+        "images": digest.hexdigest(),
+    }
+
+
+@dataclass
+class _Trials:
+    """Makes one try after another."""
+
+    rows: TrainingRows
+    hasher: Hasher
+    space: dict[str, Setting]
+    cuts: list[tuple[np.ndarray, np.ndarray]]
+    seed: int
+    progress: Progress
+    features: np.ndarray | None = None
+
+    def run(self, done: list[dict[str, Any]], stop: Callable[[], bool]) -> dict[str, Any]:
+        """The next try, as a line of the record without its seconds."""
+        from optuna import TrialPruned
+
+        study = self._study(done)
+        space = {name: _distribution(one) for name, one in self.space.items()}
+        first = not done
+        if first:  # the defaults, those outside of what is searched too
+            defaults = self._defaults()
+            space = {name: space[name] for name, value in defaults.items() if _within(self.space[name], value)}
+            study.enqueue_trial({name: defaults[name] for name in space})
+        trial = study.ask(space)
+        settings = defaults if first else {name: _short(value) for name, value in trial.params.items()}
+        one: dict[str, Any] = {"number": len(done), "settings": settings, "state": "complete", "score": None}
+        scores: list[float] = []
+        try:
+            for step, share, n_folds in self._rungs():
+                if share < 1:
+                    score = self._fold(settings, 0, share, stop)
+                else:
+                    scores += [self._fold(settings, fold, 1, stop) for fold in range(len(scores), n_folds)]
+                    score = float(np.mean(scores))
+                one["score"] = score
+                trial.report(score, step)
+                if trial.should_prune() and n_folds < len(self.cuts):
+                    raise TrialPruned
+        except TrialPruned:
+            one["state"] = "pruned"
+        except (HashlensError, np.linalg.LinAlgError) as error:
+            if first or isinstance(error, Stopped):  # what fails with the defaults fails always
+                raise
+            one |= {"state": "failed", "reason": str(error), "score": None}
+        kept = study.trials[-1]
+        # what the pruner remembers of a try is part of the record, so that a later run decides as this one would
+        rungs = {key: value for key, value in kept.system_attrs.items() if key.startswith("completed_rung")}
+        return one | {"folds": scores, "steps": kept.intermediate_values, "rungs": rungs}
+
+    def _study(self, done: list[dict[str, Any]]) -> Study:
+        """The tries so far as Optuna sees them, and a sampler whose draws depend on the seed and their number."""
+        import optuna
+        from optuna.trial import TrialState, create_trial
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        state = np.random.SeedSequence([self.seed, len(done)]).generate_state(1)
+        study = optuna.create_study(
+            direction="maximize",
+            sampler=optuna.samplers.TPESampler(seed=int(state[0]), n_startup_trials=RANDOM),
+            pruner=optuna.pruners.SuccessiveHalvingPruner(self._rungs()[0][0], THIRD),
+        )
+        states = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+        for one in done:
+            known = {name: v for name, v in one["settings"].items() if _within(self.space[name], v)}
+            study.add_trial(
+                create_trial(
+                    state=states[one["state"]],
+                    value=one["score"],
+                    params=known,
+                    distributions={name: _distribution(self.space[name]) for name in known},
+                    intermediate_values={int(step): score for step, score in one["steps"].items()},
+                    system_attrs=one["rungs"],
+                )
+            )
+        return study
+
+    def _rungs(self) -> list[tuple[int, float, int]]:
+        """What is computed before each decision: (total work in thirds of a fit, share of the epochs, folds)."""
+        n = len(self.cuts)
+        start = [(1, 1 / THIRD, 1)] if hasattr(self.hasher, "training") else []
+        return [*start, (THIRD, 1.0, 1), (THIRD * n, 1.0, n)]
+
+    def _defaults(self) -> dict[str, Any]:
+        holders = {
+            name: getattr(self.hasher, one.part) if one.part else self.hasher for name, one in self.space.items()
+        }
+        return {name: getattr(holder, name) for name, holder in holders.items()}
+
+    def _fold(self, settings: Mapping[str, Any], fold: int, share: float, stop: Callable[[], bool]) -> float:
+        """MAP of the rows held back from one fold."""
+        if stop():
+            raise Stopped("stopped between folds")
+        learned, held = self.cuts[fold]
+        hasher: Any = apply(clone(self.hasher), settings)
+        if share < 1:
+            apply(hasher, {"epochs": max(1, round(share * hasher.training.n_epochs(len(learned))))})
+        progress, self.progress = (
+            self.progress,
+            Progress(quiet=True),
+        )  # shown for the first fit, which computes features
+        X, labels = self._inputs(progress), self.rows.labels
+        parts = [X.part(which) if isinstance(X, Images) else X[which] for which in (learned, held)]
+        hasher.fit(parts[0], labels[learned], progress=progress, stop=stop)
+        database, query = (hasher.encode(part, progress=progress, shared=True) for part in parts)
+        ranking = evaluate_ranking(query, database, labels[held], labels[learned])
+        return ranking.mean_average_precision(DEFINITIONS["tie-aware"])
+
+    def _inputs(self, progress: Progress) -> Any:
+        """Images, or the features of all of them, which are computed once for all folds."""
+        images = self.rows.images
+        if is_features(images) or self.hasher.takes == "images":
+            return images
+        if self.features is None:
+            self.features = image_features(images, self.hasher.features, progress=progress)  # type: ignore[attr-defined]
+        return self.features
+
+
+def _distribution(one: Setting) -> BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(one.search, list):
+        return CategoricalDistribution(one.search)
+    assert one.search is not None
+    low, high = one.search
+    log = 0 < 10 * low <= high
+    return FloatDistribution(low, high, log) if float in one.types else IntDistribution(int(low), int(high), log)
+
+
+def _within(one: Setting, value: Any) -> bool:
+    """Whether tuning could propose this value."""
+    if isinstance(one.search, list) or value is None:
+        return value in (one.search or ())
+    assert one.search is not None
+    return one.search[0] <= value <= one.search[1]
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def _line(one: dict[str, Any], tries: int) -> str:
+    ends = {"complete": "MAP {score:.4f}", "pruned": "stopped early at {score:.4f}", "failed": "failed: {reason}"}
+    tried = " ".join(f"{name}={_short(value)}" for name, value in one["settings"].items())
+    end = ends[one["state"]].format(**one)
+    return f"try {one['number'] + 1}/{tries}: {end}, {duration(one['seconds'])}, {tried}"
