@@ -7,7 +7,7 @@ import typer
 from typer import Argument, Option
 
 from hashlens.cli import options
-from hashlens.cli.options import COLUMNS, FROM_FILE, JSON, PROTOCOL, QUIET, SOURCE, given, listed, numbers, show
+from hashlens.cli.options import COLUMNS, FROM_FILE, JSON, PROTOCOL, QUIET, SOURCE, SPLITS, given, listed, numbers, show
 from hashlens.files import alone_in, quoted, require_own
 from hashlens.progress import Progress
 
@@ -55,10 +55,11 @@ def compare(
     features: Annotated[
         str, Option(help="For methods on features: gist, deep (efficientnet-lite0), nuswide-1134, or resnet50@112.")
     ] = "deep",
-    seeds: Annotated[int, Option(help="Number of seeds per method; the split is fixed.")] = 1,
+    seeds: Annotated[int, Option(help="Number of seeds per method and split.")] = 1,
+    splits: SPLITS = 1,
     out: Annotated[Path | None, Option(help="Folder to write to.", show_default="comparisons/SOURCE")] = None,
     protocol: PROTOCOL = None,
-    seed: Annotated[int, Option(min=0, help="Seed of the split.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the first split.")] = 0,
     against: Annotated[str | None, Option(help="Method to test the others against.", show_default="the best")] = None,
     keep: Annotated[bool, Option("--keep", help="Keep the best model: hashlens encode photos --model OUT")] = False,
     backbone: BACKBONE = None,
@@ -95,6 +96,7 @@ def compare(
             lengths,
             features=listed(features),
             seeds=seeds,
+            splits=splits,
             protocol=protocol,
             split_seed=seed,
             settings=_settings(context) | given({"epochs": epochs}),

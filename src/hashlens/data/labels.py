@@ -124,6 +124,10 @@ class Labels:
             return self.values.sum(axis=0, dtype=np.int64)
         return np.bincount(self.values, minlength=self.n_classes).astype(np.int64)
 
+    def having(self, c: int) -> np.ndarray:
+        """(n,) bool: the items of class c."""
+        return self.values[:, c] if self.multi else self.values == c
+
     def matrix(self) -> np.ndarray:
         """(n, n_classes) float64 of 0 and 1."""
         if self.multi:

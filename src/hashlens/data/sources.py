@@ -358,6 +358,17 @@ def make_protocol(source: Source, name: str | None = None, seed: int = 0) -> Pro
     return protocol
 
 
+def make_protocols(source: Source, name: str | None = None, seed: int = 0, splits: int = 1) -> list[Protocol]:
+    """Several splits by the protocol of that name, with the seeds `seed`, `seed` + 1, ..."""
+    if splits < 1:
+        raise UsageError(f"splits must be >= 1, got {splits}")
+    made = [make_protocol(source, name, seed + number) for number in range(splits)]
+    if len({protocol.fingerprint() for protocol in made}) < splits:
+        where = "" if source.labels is None else "; for random ones choose --protocol split"
+        raise UsageError(f"{source.name} has one split only ({made[0].description}): omit --splits{where}")
+    return made
+
+
 def readable(source: Source, progress: Progress | None = None, again: bool = False) -> Source:
     """The source without the images that cannot be decoded, so that none can stop a run halfway.
 

@@ -232,7 +232,7 @@ def not_run(part: Part) -> Comparison:
         for n in part.bits
     ]
     nothing = np.array([])
-    result = summarise(cells, {}, {}, variants, part.title, Protocol(part.paper or "", nothing, nothing, nothing))
+    result = summarise(cells, {}, {}, variants, part.title, [Protocol(part.paper or "", nothing, nothing, nothing)])
     return Comparison(result | {"definition": part.source}, {})
 
 
