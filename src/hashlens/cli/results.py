@@ -89,9 +89,12 @@ def compare(
     lengths = numbers(bits, "--bits")
     out = out or Path("comparisons") / Path(source).resolve().name
     require_own(out, ["split.json"], "comparison")
+    opened = options.open_source_of(config, from_file, progress)
+    for warning in opened.warnings:
+        progress.say(f"note: {warning}")
     with alone_in(out), options.interruptible() as stop:
         comparison = compare_methods(
-            options.open_source_of(config, from_file, progress),
+            opened,
             [Variant(name, name, own[name]) for name in names],
             lengths,
             features=listed(features),

@@ -73,7 +73,7 @@ class Comparison:
         both = sorted(first.keys() & second.keys())
         if not both:
             bits = ", ".join(map(str, lengths))
-            raise UsageError(f"{a[1]} on {a[0]} and {b[1]} on {b[0]} have not both finished a split at {bits} bits")
+            raise UsageError(f"{a[1]} on {a[0]} or {b[1]} on {b[0]} is not finished at {bits} bits")
         a_queries, b_queries = (np.concatenate([of[split] for split in both]) for of in (first, second))
         return paired_test(a_queries, b_queries)
 
