@@ -132,7 +132,7 @@ def test_what_is_kept_of_a_cell_gives_its_map(smoke):
     data = Data(SCALES["smoke"])
     saved = json.loads((folder / "cells" / "small-cnn-dpsh-12-0.json").read_text())
     codes = cell_codes(folder, Cell("small-cnn", "dpsh", 12, 0))
-    labels = (data.source.labels[rows] for rows in (data.setting1.query, data.setting1.database))
+    labels = (data.source.labels[rows] for rows in (data.setting1[0].query, data.setting1[0].database))
     assert evaluate_codes(*codes, *labels)["map"] == saved["map"]
 
 
@@ -243,7 +243,7 @@ def test_leading_and_reaching_the_printed_numbers():
 
 def test_rows_that_are_not_run_have_the_printed_numbers():
     reason = "not run: images not found"
-    absent = Part("NUS-WIDE", "x", reason, None, ["dtsh", "itq"], (12, 48), ("nuswide-1134",), "nuswide-1")
+    absent = Part("NUS-WIDE", "x", reason, (), ["dtsh", "itq"], (12, 48), ("nuswide-1134",), "nuswide-1")
     table = map_table(not_run(absent).result)
     assert [entry.text for entry in table.groups[0][0]][1:-1] == [
         *("DTSH", "images, labels", "–", "0.773", "", "–", "0.824", "")
@@ -253,7 +253,7 @@ def test_rows_that_are_not_run_have_the_printed_numbers():
 
 def test_printed_numbers_are_comparable_on_the_papers_data_only():
     source = open_source("digits")
-    part = Part("", "x", source, folder_split(source.labels), ["dtsh"], (12,), (), "cifar10-1")
+    part = Part("", "x", source, [folder_split(source.labels)], ["dtsh"], (12,), (), "cifar10-1")
     row = {"method": "dtsh", "features": "cnn-f"}
     assert part.printed(row, 12)["comparable"] and not replace(part, genuine=False).printed(row, 12)["comparable"]
     assert replace(part, paper=None).printed(row, 12) is None
@@ -294,7 +294,7 @@ def test_plans_of_all_scales_are_complete():
     assert plan.table1()[0].methods[:4] == ["dtsh", "dpsh", "ninh", "cnnh"], "the paper's order"
     assert plan.table1()[0].methods[-7:] == ["fasth", "sdh", "ksh", "lfh", "splh", "itq", "sh"]
     assert plan.table3()[0].methods == ["dtsh", "dpsh", "drsch", "dsch", "dsrh"]
-    part = Part("", "x", digits, split, ["dtsh", "itq"], (12, 24), ("gist",))
+    part = Part("", "x", digits, [split], ["dtsh", "itq"], (12, 24), ("gist",))
     assert plan.settings_of(part) == {}
     small = Plan(Data(SCALES["smoke"]), SCALES["small"], settings={"backbone": "alexnet"})
     assert small.settings_of(part) == {"backbone": "alexnet", "epochs": 3}

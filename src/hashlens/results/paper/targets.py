@@ -29,7 +29,7 @@ class Target:
 def run_target(name: str, plan: Plan, command: str) -> Section:
     target = TARGETS[name]
     done = [(part, plan.run(part)) for part in target.parts(plan)]
-    splits = [{"data": c.result["source"], **c.result["protocol"]} for part, c in done if part.protocol]
+    splits = [{"data": c.result["source"], **split} for part, c in done if part.splits for split in c.result["splits"]]
     section = Section(name, target.title, plan.scale.name, splits=splits, command=command)
     target.show(section, plan, done)
     return section
