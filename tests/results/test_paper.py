@@ -285,7 +285,7 @@ def test_plans_of_all_scales_are_complete():
         for part in (*plan.alpha(), *plan.lambda_(), *plan.port(), *plan.examples(), *plan.unseen()):
             assert part.methods and part.bits
             for variant in part.variants:
-                plan_cells(digits.images, {variant.name: variant}, part.bits, part.features, 1, {})
+                plan_cells(digits.images, {variant.name: variant}, part.bits, part.features, 1, 1, {})
     full = SCALES["full"]
     for method in ("dtsh", "dpsh", "drsch", "dsch", "dsrh"):
         assert all(published("cifar10-2", method, n, "cnn-f") for n in full.bits_table3)
@@ -378,3 +378,13 @@ def test_networks_share_what_frozen_blocks_give(tmp_path, monkeypatch):
     assert passes[trained:] == [50]
     plain = hashers[0].encode(source.images[:50])
     assert codes[0].equals(plain) and codes[0].equals(codes[2]) and codes[1].n_bits == 12
+
+
+def test_parts_on_several_splits():
+    data = Data(choose_scale("smoke", splits=2))
+    plan = Plan(data, data.scale)
+    for part in (plan.table1()[0], plan.table3()[0], *plan.sizes(), *plan.unseen()):
+        assert [split.seed for split in part.splits] == [0, 1]
+        assert part.splits[0].fingerprint() != part.splits[1].fingerprint()
+    small, usual = plan.sizes()
+    assert [len(split.train) for split in small.splits] == [100, 100] and usual.folder == plan.table1()[0].folder

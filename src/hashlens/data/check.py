@@ -158,9 +158,8 @@ def describe_check(report: dict[str, Any]) -> str:
     lines += [("skipped", text), *_first([f"{entry['path']}  {entry['reason']}" for entry in skipped])]
 
     copies = report["duplicates"]
-    text = f"{sum(len(group) - 1 for group in copies['groups']):,}" if copies["groups"] else "none"
-    more = sum(map(len, copies["near_identical"])) - sum(map(len, copies["groups"]))
-    text += f"; near-identical: {more:,} more" * (more > 0)
+    exact, near = (sum(len(group) - 1 for group in copies[kind]) for kind in ("groups", "near_identical"))
+    text = (f"{exact:,}" if exact else "none") + f"; near-identical: {near - exact:,}" * (near > exact)
     lines += [("duplicates", text), *_first([" = ".join(group) for group in copies["near_identical"]])]
     if noise := copies["different_labels"]:
         advice = "give each group the label that is right, or remove it"
