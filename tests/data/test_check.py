@@ -146,13 +146,12 @@ def test_near_identical_images_against_a_loop_over_pairs():
     from hashlens.data.duplicates import COLOURS, RADIUS, _signatures, near_identical
 
     whole = open_source("digits").images[:400]
-    brightness, colours = _signatures(whole, slice(0, 400))
+    rises, colours = _signatures(whole, slice(0, 400))
     alike = {
         (i, j)
         for i in range(400)
         for j in range(i + 1, 400)
-        if ((brightness[i] > 0) != (brightness[j] > 0)).sum() <= RADIUS
-        and np.abs(colours[i].astype(float) - colours[j]).mean() <= COLOURS
+        if (rises[i] != rises[j]).sum() <= RADIUS and np.abs(colours[i].astype(float) - colours[j]).mean() <= COLOURS
     }
     groups = near_identical(whole)
     assert alike <= {(i, j) for rows in groups for i in rows for j in rows if i < j}

@@ -31,8 +31,8 @@ def near_identical(images: Images) -> list[list[int]]:
     parts = list(work_ahead(partial(_signatures, images), blocks(len(images), 32)))
     if not parts:
         return []
-    signs, colours = (np.concatenate(part) for part in zip(*parts, strict=True))
-    codes = Codes.from_relaxed(signs)
+    rises, colours = (np.concatenate(part) for part in zip(*parts, strict=True))
+    codes = Codes.from_relaxed(rises)
     index = HammingIndex(codes.n_bits)
     index.add(codes)
     pairs = []
@@ -50,13 +50,13 @@ def near_identical(images: Images) -> list[list[int]]:
 
 
 def _signatures(images: Images, rows: slice) -> tuple[np.ndarray, np.ndarray]:
-    """(n, 128) differences of brightness, to the right and down, and (n, 768) uint8 colours."""
-    brightness, colours = [], []
+    """(n, 128) bool, whether brightness rises to the right and down, and (n, 768) uint8 colours."""
+    rises, colours = [], []
     for row in range(rows.start, rows.stop):
         image = images.image(row, at_least=4 * PARTS)
         side = PARTS + 1
         grey = np.asarray(image.convert("L").resize((side, side), Image.Resampling.BILINEAR), np.float32)
         differences = np.diff(grey, axis=1)[:PARTS], np.diff(grey, axis=0)[:, :PARTS]
-        brightness.append(np.concatenate([part.ravel() for part in differences]))
+        rises.append(np.concatenate([part.ravel() > 0 for part in differences]))
         colours.append(np.asarray(image.resize((2 * PARTS, 2 * PARTS), Image.Resampling.BILINEAR)).ravel())
-    return np.stack(brightness), np.stack(colours)
+    return np.stack(rises), np.stack(colours)
