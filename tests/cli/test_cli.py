@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -250,6 +251,84 @@ def test_ctrl_c_saves_and_resume_ends_the_same(hashlens, tmp_path, monkeypatch):
     whole, stopped = (tmp_path / name / "model" / "model.safetensors" for name in ("whole", "stopped"))
     assert whole.read_bytes() == stopped.read_bytes()
     assert len(rows_of(run / "metrics.csv")) == 12
+
+
+SHALLOW = ["--method", "itq", "--features", "gist", "--bits", "8"]
+
+
+def test_train_on_several_splits(hashlens, tmp_path):
+    photos, run = make_folder(tmp_path / "photos", n=30), tmp_path / "run"
+    code, out, err = hashlens("train", photos, *SHALLOW, "--splits", 3, "--out", run)
+    assert code == 0 and "split 3 of 3, seed 2" in err, err
+    assert "mean ± standard deviation over 3 splits" in out and "those of the first split" in out
+    page = (run / "report.html").read_text()
+    assert "MAP, 3 splits" in page and "MAP, unlearned, 3 splits" in page and "MAP of a random ranking" in page
+    result = json.loads((run / "result.json").read_text())
+    for number in range(3):
+        alone = ["--seed", number, "--set", "random_state=0", "--out", tmp_path / f"alone{number}", "--json"]
+        single = json.loads(hashlens("train", photos, *SHALLOW, *alone)[1])
+        split = result["splits"][number]
+        assert split["protocol"] == single["protocol"]
+        assert split["metrics"] == {key: single["metrics"][key] for key in split["metrics"]}
+    first = [(folder / "model" / "model.safetensors").read_bytes() for folder in (run, tmp_path / "alone0")]
+    assert first[0] == first[1] and result["map"] == result["splits"][0]["metrics"]["map"]
+    for key in ("map", "map_unlearned"):
+        values = [split["metrics"][key] for split in result["splits"]]
+        assert result["over_splits"][key] == pytest.approx(np.mean(values))
+        assert result["over_splits"][f"{key}_deviation"] == pytest.approx(np.std(values, ddof=1))
+    refused(hashlens("train", photos, *SHALLOW, "--splits", 0, "--out", tmp_path / "x"), 2, "--splits")
+    (photos / "t.csv").write_text(
+        "path,label,split\n"
+        + "".join(
+            f"{name}/{i:02d}.png,{name},{'query' if i < 3 else 'train'}\n"
+            for name in ("circle", "square")
+            for i in range(9)
+            if (photos / name / f"{i:02d}.png").exists()
+        )
+    )
+    given = hashlens("train", photos / "t.csv", *SHALLOW, "--splits", 2, "--out", tmp_path / "x")
+    refused(given, 2, "has one split only")
+    assert not (tmp_path / "x").exists()
+
+
+def test_several_splits_resume_where_they_were_stopped(hashlens, tmp_path, monkeypatch):
+    monkeypatch.setenv("HASHLENS_THREADS", "1")
+    photos, run = make_folder(tmp_path / "photos", n=20), tmp_path / "run"
+    options = ["train", photos, *SMALL, "--splits", 3]
+    whole = json.loads(hashlens(*options, "--out", tmp_path / "whole", "--json")[1])
+
+    @contextmanager
+    def stop_in_the_third():
+        yield lambda: (run / "splits" / "2" / "metrics.csv").exists()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cli.options, "interruptible", stop_in_the_third)
+        code, _, err = hashlens(*options, "--out", run)
+    assert code == 130 and f"stopped and saved in split 3; resume with: hashlens train --resume {run}" in err
+    assert not (run / "result.json").exists() and (run / "splits" / "1.json").exists()
+    written = (run / "splits" / "1.json").stat().st_mtime_ns
+    code, out, err = hashlens("train", "--resume", run, "--json")
+    assert code == 0, err
+    assert (run / "splits" / "1.json").stat().st_mtime_ns == written, "not trained again"
+    assert [split["metrics"] for split in json.loads(out)["splits"]] == [split["metrics"] for split in whole["splits"]]
+    assert sorted(path.name for path in (run / "splits").iterdir()) == ["1.json", "2.json"]
+
+
+def test_a_run_says_what_chance_gives_and_what_it_does_on_unlearned_images(hashlens, tmp_path):
+    photos = make_folder(tmp_path / "photos", n=30)
+    code, out, err = hashlens("train", photos, *SHALLOW, "--out", tmp_path / "a")
+    assert code == 0 and " a random ranking\n" in out and "that were not learned from" in out, err
+    few = make_folder(tmp_path / "few", n=5)
+    code, out, err = hashlens("train", few, *SHALLOW, "--out", tmp_path / "b")
+    assert code == 0 and "among unlearned images: too few, no two of them share a label" in out, err
+    code, out, err = hashlens("train", photos, *SHALLOW, "--protocol", "few-2", "--out", tmp_path / "c", "--json")
+    n_classes = len(list(photos.iterdir()))
+    assert code == 0 and json.loads(out)["protocol"]["n_train"] == 2 * n_classes, err
+    photos.rename(tmp_path / "by-year")
+    for number, folder in enumerate(sorted((tmp_path / "by-year").iterdir())):
+        folder.rename(folder.with_name(str(2019 + number)))
+    _, _, err = hashlens("train", tmp_path / "by-year", *SHALLOW, "--out", tmp_path / "d")
+    assert "note: most classes look like dates (2019, 2020" in err
 
 
 def test_resume_with_the_checkpoint_of_another_model(hashlens, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -48,7 +49,8 @@ def test_a_good_folder(photos):
         "per_class": {"cats": 6, "dogs": 4},
     }
     assert report["skipped"] == [] and report["warnings"] == []
-    assert report["duplicates"] == {"groups": [], "different_labels": 0, "query_in_database": 0}
+    nothing: dict = {key: [] for key in ("groups", "near_identical", "different_labels", "query_in_database")}
+    assert report["duplicates"] == nothing
     protocol = make_protocol(open_source(photos))
     assert report["split"]["sha256"] == protocol.fingerprint()
     assert (report["split"]["name"], report["split"]["query"], report["split"]["train"]) == ("split", 2, 8)
@@ -94,9 +96,13 @@ def test_copies(photos):
     shutil.copy(photos / "cats" / "1.png", photos / "cats" / "third.png")
     report = check_source(photos)
     groups = [["cats/1.png", "cats/copy.png", "cats/third.png"], ["cats/2.png", "dogs/cat.png"]]
-    assert report["duplicates"]["groups"] == groups and report["duplicates"]["different_labels"] == 1
+    found = report["duplicates"]
+    assert found["groups"] == found["near_identical"] == groups
+    assert found["different_labels"] == [{"cats/2.png": "cats", "dogs/cat.png": "dogs"}]
     text = describe_check(report)
-    assert "duplicates  3; groups with different labels: 1" in text and "cats/2.png = dogs/cat.png" in text
+    assert "duplicates  3\n" in text and "cats/1.png = cats/copy.png = cats/third.png" in text
+    assert "label noise groups of near-identical images with different labels: 1; give each" in text
+    assert "cats/2.png (cats) = dogs/cat.png (dogs)" in text
 
 
 def test_queries_with_a_copy_in_the_database_are_counted(photos, tmp_path):
@@ -104,8 +110,53 @@ def test_queries_with_a_copy_in_the_database_are_counted(photos, tmp_path):
     lines = ["path,label,split", "cats/1.png,cat,query", "cats/copy.png,cat,train", "dogs/1.png,dog,train"]
     (photos / "t.csv").write_text("\n".join(lines))
     report = check_source(photos / "t.csv")
-    assert report["duplicates"]["query_in_database"] == 1 and report["split"]["name"] == "given"
-    assert "queries with a copy in the database, which inflates MAP: 1" in describe_check(report)
+    assert report["duplicates"]["query_in_database"] == ["cats/1.png"] and report["split"]["name"] == "given"
+    assert "queries with a copy in the database, which inflates MAP: 1; remove the copies" in describe_check(report)
+
+
+def scene(path, seed, size=(120, 90), change=None, **options):
+    """A smooth picture like a photo: a few coloured waves."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0 : size[1], 0 : size[0]] / 90
+    waves = [np.sin(rng.uniform(1, 8) * x + rng.uniform(1, 8) * y + rng.uniform(0, 6)) for _ in range(9)]
+    pixels = np.clip(128 + 40 * np.stack([sum(waves[c::3]) for c in range(3)], axis=2), 0, 255).astype(np.uint8)
+    image = Image.fromarray(pixels)
+    (change(image) if change else image).save(path, **options)
+
+
+def test_near_identical_images_are_found_whatever_their_size_and_format(tmp_path):
+    for row in range(8):
+        scene(tmp_path / "a" / f"{row}.png", row)
+    scene(tmp_path / "a" / "small.png", 1, change=lambda image: image.resize((61, 47)))
+    scene(tmp_path / "b" / "poor.jpg", 2, quality=40)
+    scene(tmp_path / "b" / "same.bmp", 2)
+    scene(tmp_path / "b" / "mirrored.png", 3, change=lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+    scene(tmp_path / "b" / "cut.png", 4, change=lambda image: image.crop((30, 20, 120, 90)))
+    scene(tmp_path / "b" / "grey.png", 5, change=lambda image: image.convert("L"))
+    report = check_source(tmp_path)
+    found = report["duplicates"]
+    assert found["groups"] == []
+    assert found["near_identical"] == [["a/1.png", "a/small.png"], ["a/2.png", "b/poor.jpg", "b/same.bmp"]]
+    assert found["different_labels"] == [{"a/2.png": "a", "b/poor.jpg": "b", "b/same.bmp": "b"}]
+    assert "duplicates  none; near-identical: 3\n" in describe_check(report)
+
+
+def test_near_identical_images_against_a_loop_over_pairs():
+    from hashlens.data.duplicates import COLOURS, RADIUS, _signatures, near_identical
+
+    whole = open_source("digits").images[:400]
+    rises, colours = _signatures(whole, slice(0, 400))
+    alike = {
+        (i, j)
+        for i in range(400)
+        for j in range(i + 1, 400)
+        if (rises[i] != rises[j]).sum() <= RADIUS and np.abs(colours[i].astype(float) - colours[j]).mean() <= COLOURS
+    }
+    groups = near_identical(whole)
+    assert alike <= {(i, j) for rows in groups for i in rows for j in rows if i < j}
+    assert {row for rows in groups for row in rows} == {row for pair in alike for row in pair}
+    assert near_identical(whole[:0]) == []
 
 
 def test_a_miniature_of_nuswide_says_exactly_which_are_missing(nuswide):

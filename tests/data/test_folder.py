@@ -144,6 +144,54 @@ def test_warnings(photos):
     assert source.labels.names == ("cats", "dogs", "owl") and len(source.images) == 9
 
 
+def test_many_loose_images_are_told_what_to_do(photos):
+    for row in range(2):
+        paint(photos / f"loose{row}.png", 60 + row)
+    assert opened(photos).warnings == [
+        "images left out, no label: 2, first loose0.png; that is 20%: put each class in a folder of its own, as"
+        " cats/1.jpg and dogs/2.jpg"
+    ]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["2018", "2019", "2020"],
+        ["2019-05", "2019-06"],
+        ["May 2020", "june_2020", "Sept. 2020"],
+        ["20190501", "20190502"],
+        ["01.05.2019", "2.5.2019"],
+        ["12 May 2020", "May 13, 2020", "2020 Jun"],
+        ["2019", "2020", "people"],
+    ],
+)
+def test_folders_of_dates_are_warned_about(tmp_path, names):
+    for row, name in enumerate(names):
+        paint(tmp_path / name / "1.png", row)
+        paint(tmp_path / name / "2.png", 50 + row)
+    (warning,) = opened(tmp_path).warnings
+    assert "most classes look like dates" in warning and "sort them into folders by what they show" in warning
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["0", "1", "7", "12"],
+        ["n02084071", "n02085620"],
+        ["marten", "mayfly", "octopus", "decoy"],
+        ["2019", "cats", "dogs"],
+        ["2 cats", "20 dogs"],
+        ["1234", "3019", "201913"],
+        ["001.Albatross", "002.May_Bird"],
+    ],
+)
+def test_other_folders_are_not_dates(tmp_path, names):
+    for row, name in enumerate(names):
+        paint(tmp_path / name / "1.png", row)
+        paint(tmp_path / name / "2.png", 50 + row)
+    assert opened(tmp_path).warnings == []
+
+
 def test_links_are_followed_but_not_in_circles(photos, tmp_path):
     paint(tmp_path / "elsewhere" / "1.png", 77)
     (photos / "zebra").symlink_to(tmp_path / "elsewhere", target_is_directory=True)

@@ -368,3 +368,32 @@ def test_other_splits_do_not_change_between_versions():
         "51bc6ae84759db60": given_split(["train", "test", "db", "val"] * 20, "x"),
     }
     assert [protocol.fingerprint()[:16] for protocol in made.values()] == list(made)
+
+
+def test_few_labels_share_queries_and_database_and_are_nested():
+    labels = single(np.random.default_rng(1).permutation(np.repeat(np.arange(4), [2, 6, 40, 100])))
+    base, few = PROTOCOLS["split"](labels, 3), {n: PROTOCOLS[f"few-{n}"](labels, 3) for n in (1, 2, 4, 8)}
+    available = np.bincount(labels.values[base.train])
+    for n, protocol in few.items():
+        assert protocol.name == f"few-{n}" and f"{n} per class" in protocol.description
+        assert np.bincount(labels.values[protocol.train]).tolist() == np.minimum(n, available).tolist()
+        assert np.isin(protocol.train, base.train).all()
+        assert np.array_equal(protocol.query, base.query) and np.array_equal(protocol.database, base.database)
+        assert np.array_equal(
+            protocol.database[protocol.learned], base.database[np.isin(base.database, protocol.train)]
+        )
+    assert all(np.isin(few[n].train, few[2 * n].train).all() for n in (1, 2, 4))
+    assert few[2].fingerprint() != PROTOCOLS["few-2"](labels, 4).fingerprint()
+
+
+def test_few_labels_of_label_sets():
+    labels = Labels(np.random.default_rng(2).random((600, 5)) < [0.01, 0.05, 0.2, 0.5, 0.9], tuple("abcde"))
+    base, few = PROTOCOLS["split"](labels, 0), {n: PROTOCOLS[f"few-{n}"](labels, 0) for n in (1, 2, 4, 8)}
+    available = labels.values[base.train].sum(axis=0)
+    for n, protocol in few.items():
+        found = labels.values[protocol.train].sum(axis=0)
+        assert (found >= np.minimum(n, available)).all()
+        for row in protocol.train:  # each is needed by a label, at the time that it is chosen
+            assert labels.values[row].any()
+        assert len(protocol.train) <= np.minimum(n, available).sum()
+    assert all(np.isin(few[n].train, few[2 * n].train).all() for n in (1, 2, 4))

@@ -175,3 +175,17 @@ def test_score_leaves_each_row_out_of_its_own_ranking(clusters):
     codes, rows = hasher.encode(X), np.arange(200)
     alone = [hashlens.evaluate_codes(codes[[i]], codes[rows != i], y[[i]], y[rows != i]) for i in rows]
     assert hasher.score(X, y) == pytest.approx(np.mean([scores["map_tie_aware"] for scores in alone]))
+
+
+def test_one_image_per_class_teaches_methods_that_need_no_pairs():
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((20, 32))
+    X, y = np.repeat(centres, 10, axis=0) + 0.3 * rng.standard_normal((200, 32)), np.arange(20).repeat(10)
+    alone = (X[::10].astype(np.float32), y[::10])
+    able = [name for name in METHODS if METHODS[name].supervised and not hasher_class(name).needs_pairs]
+    assert able == ["dlbhc", "classifier", "ccaitq", "ksh", "sdh"]
+    for name in able:
+        codes = hashlens.make_hasher(name, n_bits=24, random_state=0).fit(*alone).encode(X.astype(np.float32))
+        assert hashlens.evaluate_codes(codes, codes, y, y)["map_tie_aware"] > 0.8, name
+    with pytest.raises(DataError, match="no class has two images"):
+        hashlens.make_hasher("dtsh", n_bits=24).fit(*alone)

@@ -114,7 +114,8 @@ def cells(out):
 
 
 def score(query, database, source, split):
-    return evaluate_codes(query, database, source.labels[split.query], source.labels[split.database], split.topk)
+    labels = source.labels[split.query], source.labels[split.database]
+    return evaluate_codes(query, database, *labels, split.topk, split.learned)
 
 
 def row_of(result, method, features="gist"):
@@ -266,7 +267,7 @@ def test_a_failing_method_does_not_stop_the_others(digits, asked, tmp_path, monk
     at = row_of(result, "failing")["lengths"]["8"]
     assert (at["map"], at["errors"], at["n_seeds"]) == (None, [SENTENCE], 0)
     text = as_text(result)
-    assert re.search(r"^Failing +failed +failed +–$", text, re.MULTILINE)
+    assert re.search(r"^Failing +failed +failed +failed +failed +–$", text, re.MULTILINE)
     assert f"failed: Failing on gist at 8, 16 bits: {SENTENCE}" in text
     assert f"failed: Failing on gist at 8, 16 bits: {SENTENCE}" in (tmp_path / "table.md").read_text()
     assert [row["error"] for row in rows_of(tmp_path / "table.csv")] == ["", "", SENTENCE, SENTENCE]
@@ -335,7 +336,7 @@ def test_rerunning_a_stopped_comparison_resumes(digits, asked, tmp_path):
     assert cells(out) == ["gist-lsh-16-0", "gist-lsh-8-0", "gist-lsh-8-1"]
     half = json.loads((out / "result.json").read_text())
     assert row_of(half, "itq")["mean_map"] is None and row_of(half, "lsh")["lengths"]["16"]["n_seeds"] == 1
-    assert as_text(half).count("–") == 3 and "failed" not in as_text(half)
+    assert as_text(half).count("–") == 5 and "failed" not in as_text(half)
 
     result = run(digits, out)
     assert cells(out) == cells(tmp_path / "whole")
@@ -637,7 +638,7 @@ def test_the_report_is_one_file_with_words_for_its_plots(digits, asked, drawn, t
     ids = [a["id"] for _, a in page.tags if "id" in a]
     assert len(ids) == len(set(ids))
     assert {a["aria-labelledby"] for a in page.all("section")} <= set(ids)
-    assert page.source.count("<strong>") == 2, "the best of two lengths"
+    assert page.source.count("<strong>") == 4, "the best of two lengths, and of both among unlearned images"
     assert "map_tie_aware" in page.text and "MAP@all" in page.text
     assert all(a.get("scope") in ("row", "col") for a in page.all("th"))
 
@@ -727,6 +728,76 @@ def test_significance_is_the_paired_test_of_the_mean_over_seeds(on_arrays):
         comparison.significance("ksh", "lsh")
     with pytest.raises(UsageError, match="not finished at 9 bits"):
         comparison.significance("lsh", "mine", 9)
+
+
+def test_several_splits(digits, asked, tmp_path):
+    one = run(digits, tmp_path, bits=[8], seeds=1)
+    result = run(digits, tmp_path, bits=[8], seeds=1, splits=3)
+    assert cells(tmp_path) == sorted(
+        f"gist-{method}-8-0{split}" for method in ("itq", "lsh") for split in ("", "-split-1", "-split-2")
+    )
+    splits = [make_protocol(digits, seed=seed) for seed in range(3)]
+    assert [split["split_hash"] for split in result["splits"]] == [split.fingerprint() for split in splits]
+    assert result["protocol"] == result["splits"][0] == one["protocol"]
+    assert Protocol.load(tmp_path / "split-2.json").fingerprint() == splits[2].fingerprint()
+    X, at = pixels(digits, "gist"), row_of(result, "itq")["lengths"]["8"]
+    by_hand = []
+    for split in splits:
+        hasher = make_hasher("itq", n_bits=8, random_state=0).fit(X[split.database])
+        by_hand.append(score(hasher.encode(X[split.query]), hasher.encode(X[split.database]), digits, split))
+    for key in ("map", "map_unlearned"):
+        values = [scores[key] for scores in by_hand]
+        assert [cell[key] for cell in at["cells"]] == values
+        assert at[key] == pytest.approx(np.mean(values)) and at[f"{key}_deviation"] == np.std(values, ddof=1) > 0
+    assert [(cell["split"], cell["seed"]) for cell in at["cells"]] == [(0, 0), (1, 0), (2, 0)]
+    assert (at["n_splits"], at["n_seeds"]) == (3, 1)
+    text = as_text(result)
+    assert "3 splits, seeds 0 to 2" in text and "± standard deviation over 3 splits" in text
+    assert "the queries of all splits" in text and re.search(
+        r"^ITQ +0\.\d+ ±0\.\d+\* +0\.\d+ ±0\.\d+", text, re.MULTILINE
+    )
+    assert [row["splits"] for row in rows_of(tmp_path / "table.csv")] == ["3", "3"]
+
+
+def test_paired_tests_are_over_the_queries_of_all_splits(digits, asked, monkeypatch):
+    found = compare(digits, ["lsh", "itq"], [8, 16], features=["gist"], seeds=2, splits=2)
+
+    def pooled(method, splits=(0, 1)):
+        ap = {(c.split, c.n_bits, c.seed): v for c, v in found.average_precisions.items() if c.method == method}
+        return np.concatenate(
+            [np.mean([ap[split, bits, seed] for bits in (8, 16) for seed in (0, 1)], axis=0) for split in splits]
+        )
+
+    test = found.significance("itq", "lsh")
+    assert test == paired_test(pooled("itq"), pooled("lsh")) and test.n == 80
+    # a method that fails on one split is compared on the other
+    kept = {cell: ap for cell, ap in found.average_precisions.items() if cell.method == "lsh" or cell.split == 1}
+    part = comparison.Comparison(found.result, kept)
+    assert part.significance("itq", "lsh") == paired_test(pooled("itq", [1]), pooled("lsh", [1]))
+    kept = {cell: ap for cell, ap in found.average_precisions.items() if (cell.method == "lsh") == (cell.split == 1)}
+    apart = comparison.Comparison(found.result, kept)
+    apart.add_p_values()
+    assert all(row["lengths"]["8"]["p"] is None for row in apart.result["rows"])
+
+
+def test_splits_that_cannot_be_made_are_refused(digits, asked):
+    split = make_protocol(digits)
+    with pytest.raises(UsageError, match="give that, or a list of protocols"):
+        compare(digits, ["lsh"], [8], features=["gist"], splits=2, protocol=split)
+    with pytest.raises(UsageError, match=r"digits has one split only .*: omit --splits; .* --protocol split"):
+        compare(Source("digits", digits.images, digits.labels, split=split), ["lsh"], [8], splits=2, features=["gist"])
+    with pytest.raises(UsageError, match="splits must be >= 1, got 0"):
+        compare(digits, ["lsh"], [8], features=["gist"], splits=0)
+    given = [split, make_protocol(digits, seed=5)]
+    result = compare(digits, ["lsh"], [8], features=["gist"], protocol=given).result
+    assert [one["seed"] for one in result["splits"]] == [0, 5]
+
+
+def test_few_labels_in_a_comparison(digits, asked):
+    seen.clear()
+    result = compare(digits, ["seeing"], [8], features=["gist"], protocol="few-4").result
+    assert seen == [(40, 40)] and result["protocol"]["n_train"] == 40
+    assert result["rows"][0]["lengths"]["8"]["map_unlearned"] is not None
 
 
 def test_features_of_an_instance_come_before_those_of_the_comparison(digits, asked):

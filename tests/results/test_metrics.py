@@ -22,6 +22,7 @@ from hashlens.results.metrics import (
     Metric,
     evaluate_codes,
     evaluate_ranking,
+    mean_scores,
     titled,
 )
 
@@ -358,6 +359,87 @@ def test_precision_of_large_ties():
     r = n // 2
     total = (r / n * (1 + (i - 1) * (r - 1) / (n - 1)) / i).sum() + (r + 1) / (n + 1)
     assert ranking.mean_average_precision() == pytest.approx(total / (r + 1), abs=1e-12)
+
+
+# chance, and images that were not learned from
+
+
+@pytest.mark.parametrize("topk", [None, 1, 3, 5])
+@pytest.mark.parametrize("divisor", DIVISORS)
+def test_a_random_ranking_against_every_order(topk, divisor):
+    levels, relevance = [0, 1, 1, 2, 3, 3], [1, 0, 1, 0, 1, 0]
+    ranking = one_query(levels, relevance, topk=topk).random()
+    slow = np.mean([slow_ap(order, topk, divisor) for order in itertools.permutations(relevance)])
+    assert ranking.mean_average_precision(MapDefinition("expected", divisor)) == pytest.approx(slow)
+
+
+@pytest.mark.parametrize("sets", [False, True])
+@pytest.mark.parametrize("topk", [None, 20])
+def test_chance_is_the_tie_aware_map_of_constant_codes(sets, topk):
+    query, database, *labels = random_data(12, sets=sets)
+    result = evaluate_codes(query, database, *labels, topk=topk)
+    constant = [Codes.from_relaxed(np.ones((len(codes), 12))) for codes in (query, database)]
+    assert result["map_random"] == pytest.approx(evaluate_codes(*constant, *labels, topk=topk)["map_tie_aware"])
+
+
+@pytest.mark.parametrize("sets", [False, True])
+@pytest.mark.parametrize("topk", [None, 7])
+@pytest.mark.parametrize("share", [0, 0.6, 1])
+def test_unlearned_against_a_loop_that_leaves_each_query_out(sets, topk, share):
+    query, database, asked, searched = random_data(6, n_query=25, n_classes=6, sets=sets)
+    learned = np.random.default_rng(1).random(len(database)) < share
+    result = evaluate_codes(query, database, asked, searched, topk=topk, learned=learned)
+    signs = np.concatenate([database.signs()[~learned], query.signs()])
+    values = np.concatenate([searched.values[~learned], asked.values])
+    aps, chances = [], []
+    for i in range(len(query)):
+        others = np.delete(np.arange(len(signs)), (~learned).sum() + i)
+        alone = query[[i]], Codes.from_signs(signs[others]), asked[[i]], Labels(values[others], asked.names)
+        if relevant(*alone[2:]).any():
+            one = evaluate_codes(*alone, topk=topk)
+            aps.append(one["map_tie_aware"])
+            chances.append(one["map_random"])
+    assert result["map_unlearned"] == pytest.approx(np.mean(aps))
+    assert result["map_unlearned_random"] == pytest.approx(np.mean(chances))
+    assert result["n_unlearned"] == (~learned).sum() + len(query) - 1
+    usual = evaluate_codes(query, database, asked, searched, topk=topk)
+    assert usual["map_unlearned"] is None and usual == result | {
+        key: None for key in ("map_unlearned", "map_unlearned_random", "n_unlearned")
+    }
+
+
+def test_memorised_codes_score_low_among_unlearned_images():
+    # the whole database has perfect codes, and queries have random ones: only the second number tells
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(8), 20)
+    own = Codes.from_relaxed(rng.standard_normal((8, 32)))
+    query = own[np.arange(8).repeat(4)]
+    noise = Codes.from_relaxed(rng.standard_normal((32, 32)))
+    labels = np.arange(8).repeat(4)
+    assert evaluate_codes(query, own[y], labels, y, learned=np.ones(160, bool))["map_unlearned"] == 1
+    result = evaluate_codes(noise, own[y], labels, y, learned=np.ones(160, bool))
+    assert result["map_unlearned"] == pytest.approx(result["map_unlearned_random"], abs=0.06)
+
+
+def test_without_two_unlearned_images_of_a_class_there_is_no_number():
+    codes = thermometer([0, 1, 2, 3])
+    result = evaluate_codes(codes[:2], codes, [0, 1], [0, 1, 0, 1], learned=np.ones(4, bool))
+    assert result["map_unlearned"] is result["map_unlearned_random"] is result["n_unlearned"] is None
+    assert "map_unlearned" not in {key for key, *_ in titled(result)}
+    with pytest.raises(MismatchError, match=r"learned must be a bool for each of 4 codes, got \(3,\)"):
+        evaluate_codes(codes[:2], codes, [0, 1], [0, 1, 0, 1], learned=np.ones(3, bool))
+
+
+def test_means_and_deviations_of_several_runs():
+    runs = [evaluate_codes(*random_data(8, seed=seed), learned=np.ones(120, bool)) for seed in range(3)]
+    means = mean_scores(runs)
+    for key in ("map", "map_unlearned"):
+        values = [scores[key] for scores in runs]
+        assert means[key] == pytest.approx(sum(values) / 3)
+        deviation = (sum((value - sum(values) / 3) ** 2 for value in values) / 2) ** 0.5
+        assert means[f"{key}_deviation"] == pytest.approx(deviation)
+    assert mean_scores(runs[:1])["map_deviation"] is None
+    assert mean_scores([runs[0] | {"map_unlearned": None}])["map_unlearned"] is None
 
 
 # evaluate_codes and refusals

@@ -132,7 +132,7 @@ def test_what_is_kept_of_a_cell_gives_its_map(smoke):
     data = Data(SCALES["smoke"])
     saved = json.loads((folder / "cells" / "small-cnn-dpsh-12-0.json").read_text())
     codes = cell_codes(folder, Cell("small-cnn", "dpsh", 12, 0))
-    labels = (data.source.labels[rows] for rows in (data.setting1.query, data.setting1.database))
+    labels = (data.source.labels[rows] for rows in (data.setting1[0].query, data.setting1[0].database))
     assert evaluate_codes(*codes, *labels)["map"] == saved["map"]
 
 
@@ -243,7 +243,7 @@ def test_leading_and_reaching_the_printed_numbers():
 
 def test_rows_that_are_not_run_have_the_printed_numbers():
     reason = "not run: images not found"
-    absent = Part("NUS-WIDE", "x", reason, None, ["dtsh", "itq"], (12, 48), ("nuswide-1134",), "nuswide-1")
+    absent = Part("NUS-WIDE", "x", reason, (), ["dtsh", "itq"], (12, 48), ("nuswide-1134",), "nuswide-1")
     table = map_table(not_run(absent).result)
     assert [entry.text for entry in table.groups[0][0]][1:-1] == [
         *("DTSH", "images, labels", "–", "0.773", "", "–", "0.824", "")
@@ -253,7 +253,7 @@ def test_rows_that_are_not_run_have_the_printed_numbers():
 
 def test_printed_numbers_are_comparable_on_the_papers_data_only():
     source = open_source("digits")
-    part = Part("", "x", source, folder_split(source.labels), ["dtsh"], (12,), (), "cifar10-1")
+    part = Part("", "x", source, [folder_split(source.labels)], ["dtsh"], (12,), (), "cifar10-1")
     row = {"method": "dtsh", "features": "cnn-f"}
     assert part.printed(row, 12)["comparable"] and not replace(part, genuine=False).printed(row, 12)["comparable"]
     assert replace(part, paper=None).printed(row, 12) is None
@@ -285,7 +285,7 @@ def test_plans_of_all_scales_are_complete():
         for part in (*plan.alpha(), *plan.lambda_(), *plan.port(), *plan.examples(), *plan.unseen()):
             assert part.methods and part.bits
             for variant in part.variants:
-                plan_cells(digits.images, {variant.name: variant}, part.bits, part.features, 1, {})
+                plan_cells(digits.images, {variant.name: variant}, part.bits, part.features, 1, 1, {})
     full = SCALES["full"]
     for method in ("dtsh", "dpsh", "drsch", "dsch", "dsrh"):
         assert all(published("cifar10-2", method, n, "cnn-f") for n in full.bits_table3)
@@ -294,7 +294,7 @@ def test_plans_of_all_scales_are_complete():
     assert plan.table1()[0].methods[:4] == ["dtsh", "dpsh", "ninh", "cnnh"], "the paper's order"
     assert plan.table1()[0].methods[-7:] == ["fasth", "sdh", "ksh", "lfh", "splh", "itq", "sh"]
     assert plan.table3()[0].methods == ["dtsh", "dpsh", "drsch", "dsch", "dsrh"]
-    part = Part("", "x", digits, split, ["dtsh", "itq"], (12, 24), ("gist",))
+    part = Part("", "x", digits, [split], ["dtsh", "itq"], (12, 24), ("gist",))
     assert plan.settings_of(part) == {}
     small = Plan(Data(SCALES["smoke"]), SCALES["small"], settings={"backbone": "alexnet"})
     assert small.settings_of(part) == {"backbone": "alexnet", "epochs": 3}
@@ -378,3 +378,13 @@ def test_networks_share_what_frozen_blocks_give(tmp_path, monkeypatch):
     assert passes[trained:] == [50]
     plain = hashers[0].encode(source.images[:50])
     assert codes[0].equals(plain) and codes[0].equals(codes[2]) and codes[1].n_bits == 12
+
+
+def test_parts_on_several_splits():
+    data = Data(choose_scale("smoke", splits=2))
+    plan = Plan(data, data.scale)
+    for part in (plan.table1()[0], plan.table3()[0], *plan.sizes(), *plan.unseen()):
+        assert [split.seed for split in part.splits] == [0, 1]
+        assert part.splits[0].fingerprint() != part.splits[1].fingerprint()
+    small, usual = plan.sizes()
+    assert [len(split.train) for split in small.splits] == [100, 100] and usual.folder == plan.table1()[0].folder

@@ -141,7 +141,13 @@ def test_where_nothing_is_printed_there_is_nothing(protocol, method, n_bits):
 
 def test_a_run_says_whether_its_printed_number_is_comparable():
     result = {
-        "metrics": {"map": 0.8, "map_tie_aware": 0.8, "definition": "MAP@all"},
+        "metrics": {
+            "map": 0.8,
+            "map_tie_aware": 0.8,
+            "map_random": 0.1,
+            "map_unlearned": None,
+            "definition": "MAP@all",
+        },
         "protocol": {"name": "cifar10-1", "seed": 0, "n_train": 1, "n_query": 1, "n_database": 1},
         "seconds": {"total": 1},
     }

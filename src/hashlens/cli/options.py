@@ -29,7 +29,13 @@ SEED = Annotated[int, Option(min=0, help="Seed for the split, initial weights an
 SOURCE = Annotated[str, Argument(help=f"Images: {', '.join(SOURCES.values())}.")]
 PROTOCOL = Annotated[
     str | None,
-    Option(help="cifar10-1, cifar10-2, nuswide-1 or nuswide-2 (the paper's), mirflickr, unseen, or split."),
+    Option(
+        help="cifar10-1, cifar10-2, nuswide-1 or nuswide-2 (the paper's), mirflickr, unseen, split, or few-1, few-2,"
+        " few-4 or few-8 (split with that many training images per class)."
+    ),
+]
+SPLITS = Annotated[
+    int, Option(min=1, help="Splits, with seeds from that of the first; MAP is reported as mean ± deviation.")
 ]
 COLUMNS = Annotated[
     list[str] | None,

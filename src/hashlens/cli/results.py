@@ -7,7 +7,7 @@ import typer
 from typer import Argument, Option
 
 from hashlens.cli import options
-from hashlens.cli.options import COLUMNS, FROM_FILE, JSON, PROTOCOL, QUIET, SOURCE, given, listed, numbers, show
+from hashlens.cli.options import COLUMNS, FROM_FILE, JSON, PROTOCOL, QUIET, SOURCE, SPLITS, given, listed, numbers, show
 from hashlens.files import alone_in, quoted, require_own
 from hashlens.progress import Progress
 
@@ -55,10 +55,11 @@ def compare(
     features: Annotated[
         str, Option(help="For methods on features: gist, deep (efficientnet-lite0), nuswide-1134, or resnet50@112.")
     ] = "deep",
-    seeds: Annotated[int, Option(help="Number of seeds per method; the split is fixed.")] = 1,
+    seeds: Annotated[int, Option(help="Number of seeds per method and split.")] = 1,
+    splits: SPLITS = 1,
     out: Annotated[Path | None, Option(help="Folder to write to.", show_default="comparisons/SOURCE")] = None,
     protocol: PROTOCOL = None,
-    seed: Annotated[int, Option(min=0, help="Seed of the split.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the first split.")] = 0,
     against: Annotated[str | None, Option(help="Method to test the others against.", show_default="the best")] = None,
     keep: Annotated[bool, Option("--keep", help="Keep the best model: hashlens encode photos --model OUT")] = False,
     backbone: BACKBONE = None,
@@ -88,13 +89,17 @@ def compare(
     lengths = numbers(bits, "--bits")
     out = out or Path("comparisons") / Path(source).resolve().name
     require_own(out, ["split.json"], "a comparison")
+    opened = options.open_source_of(config, from_file, progress)
+    for warning in opened.warnings:
+        progress.say(f"note: {warning}")
     with alone_in(out), options.interruptible() as stop:
         comparison = compare_methods(
-            options.open_source_of(config, from_file, progress),
+            opened,
             [Variant(name, name, own[name]) for name in names],
             lengths,
             features=listed(features),
             seeds=seeds,
+            splits=splits,
             protocol=protocol,
             split_seed=seed,
             settings=_settings(context) | given({"epochs": epochs}),
@@ -127,6 +132,7 @@ def reproduce(
     methods: Annotated[str | None, Option(help="Only these methods of the tables, comma-separated.")] = None,
     bits: Annotated[str | None, Option(help="Other code lengths for the tables, comma-separated.")] = None,
     seeds: Annotated[int | None, Option(help="Another number of seeds.")] = None,
+    splits: SPLITS = 1,
     epochs: EPOCHS = None,
     backbone: BACKBONE = None,
     weights: WEIGHTS = None,
@@ -151,6 +157,7 @@ def reproduce(
             bits=None if bits is None else numbers(bits, "--bits"),
             seeds=seeds,
             epochs=epochs,
+            splits=splits,
             settings=_settings(context),
             nuswide=nuswide,
             mirflickr=mirflickr,

@@ -11,7 +11,7 @@ from typer import Option
 
 import hashlens
 from hashlens.cli import options
-from hashlens.cli.options import BITS, COLUMNS, FROM_FILE, JSON, PROTOCOL, QUIET, SEED, SOURCE, given
+from hashlens.cli.options import BITS, COLUMNS, FROM_FILE, JSON, PROTOCOL, QUIET, SEED, SOURCE, SPLITS, given
 from hashlens.errors import UsageError, require
 from hashlens.features.networks import BACKBONES
 from hashlens.files import quoted, require_own
@@ -91,6 +91,7 @@ def train(
     seed: SEED = 0,
     out: Annotated[Path | None, Option(help="Folder of the run.", show_default="runs/SOURCE-METHOD-BITS")] = None,
     protocol: PROTOCOL = None,
+    splits: SPLITS = 1,
     backbone: BACKBONE = None,
     weights: WEIGHTS = None,
     features: FEATURES = None,
@@ -124,6 +125,10 @@ def train(
     else:
         config, typed = _asked(context.params)
         if tune is not None:
+            if splits > 1:
+                raise UsageError(
+                    "--tune chooses settings on one split, which would see queries of others; omit --splits"
+                )
             if triplets or preset:
                 what = "--triplets" if triplets else "--preset"
                 raise UsageError(f"--tune chooses settings by labels, which {what} does without; omit one of the two")
@@ -201,6 +206,7 @@ def _asked(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         values["weights"] = options.full_path(Path(values["weights"]))
     asked = {
         "triplets": options.full_path(triplets),
+        "splits": splits if (splits := params.get("splits", 1)) > 1 else None,
         "preset": params.get("preset"),
         "quirk": params.get("quirk"),
         "columns": given(vars(options.chosen_columns(params["columns"]))) or None,
@@ -298,6 +304,8 @@ def _require_possible(cls: type[Hasher], config: dict[str, Any]) -> None:
         feature_size(features)
     if "triplets" in config and "triplets" not in signature(cls.fit).parameters:
         raise UsageError(f"{cls.name} does not learn from triplets; omit --triplets, or choose --method dtsh")
+    if "triplets" in config and "splits" in config:
+        raise UsageError("--splits are for learning from labels; omit it or --triplets")
     if "preset" in config and (config["preset"] != "published" or not hasattr(cls, "published")):
         raise UsageError(f"there is no preset '{config['preset']}' for {cls.name}; dtsh and dpsh have published")
 
@@ -321,7 +329,7 @@ def _run(
     triplets: str | Path | None = None,
     replace: bool = False,
 ) -> dict[str, Any]:
-    from hashlens.data import make_protocol
+    from hashlens.data import make_protocols
     from hashlens.files import alone_in, storage_errors
     from hashlens.results import runs
     from hashlens.results.tables import split_text
@@ -330,9 +338,9 @@ def _run(
         progress.say(f"note: {warning}")
     if source.skipped:
         progress.say(f"note: skipping {counted(len(source.skipped), 'image')}; see {out / 'skipped.csv'}")
-    protocol = make_protocol(source, config["protocol"], config["seed"])
+    protocol, *more_splits = make_protocols(source, config["protocol"], config["seed"], config.get("splits", 1))
     hasher = _make(config, len(protocol.train))
-    split = split_text(runs.protocol_facts(protocol))
+    split = split_text(runs.protocol_facts(protocol), 1 + len(more_splits))
     progress.say(f"{config['method'].upper()}, {counted(hasher.n_bits, 'bit')}, {split} → {out}/")
     pairs = None if triplets is None else runs.read_triplets_of(Path(triplets), source, protocol, progress.say)
     progress.say(f"Ctrl-C stops and saves; resume with: hashlens train --resume {quoted(out)}")
@@ -342,7 +350,8 @@ def _run(
     with alone_in(out), options.interruptible() as stop:
         return runs.run(
             source, protocol, hasher, out,
-            config=config, triplets=pairs, commands=[options.command_line()], progress=progress, stop=stop,
+            config=config, triplets=pairs, more_splits=more_splits,
+            commands=[options.command_line()], progress=progress, stop=stop,
         )  # fmt: skip
 
 

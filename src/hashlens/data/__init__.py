@@ -1,5 +1,5 @@
 """Images and labels: sources, splits, and pixels."""
 
-from hashlens.data.sources import SOURCES, Columns, Source, make_protocol, open_source, readable
+from hashlens.data.sources import SOURCES, Columns, Source, make_protocol, make_protocols, open_source, readable
 
-__all__ = ["SOURCES", "Columns", "Source", "make_protocol", "open_source", "readable"]
+__all__ = ["SOURCES", "Columns", "Source", "make_protocol", "make_protocols", "open_source", "readable"]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from hashlens.data.duplicates import near_identical
 from hashlens.data.images import FORMATS, ArrayImages, Images, quiet_pillow
 from hashlens.data.kinds.nuswide import is_nuswide, list_images
 from hashlens.data.labels import Labels
@@ -50,6 +51,7 @@ def check_source(
         raise UsageError(f"unknown protocol {protocol!r}; choose one of {', '.join(PROTOCOLS)}")
     path = expanded(name_or_path)
     facts: list[Facts] = []
+    alike: list[list[int]] = []
     if is_nuswide(path) and not (listing := list_images(path)).found:
         notes = [*listing.notes, "no images found: labels and split are those of the ground truth"]
         images = ArrayImages(np.zeros((len(listing.labels), 1, 1), np.uint8), listing.images)
@@ -63,6 +65,7 @@ def check_source(
         with quiet_pillow():
             for found in work_ahead(partial(_facts, source.images), blocks(len(source), 32)):
                 facts += found
+            alike = near_identical(source.images)
     same: dict[bytes, list[int]] = defaultdict(list)
     for row, fact in enumerate(facts):
         same[fact.digest].append(row)
@@ -71,10 +74,15 @@ def check_source(
     try:
         split = make_protocol(source, protocol, seed)
         query, database = set(split.query.tolist()), set(split.database.tolist())
-        leaked = query & {row for rows in copies if database & set(rows) for row in rows}
+        leaked = query & {row for rows in alike if database & set(rows) for row in rows}
         split_facts = _split_facts(split)
     except (DataError, UsageError) as error:
         split_facts = {"error": error.message}
+
+    def names(rows: list[int]) -> list[str]:
+        return [source.images.names[row] for row in rows]
+
+    labelled = [(rows, [source.labels.describe(row) for row in rows]) for rows in alike]
     return {
         "source": source.name,
         "path": str(name_or_path),
@@ -82,9 +90,12 @@ def check_source(
         "labels": _label_facts(source.labels),
         "skipped": [{"path": name, "reason": reason} for name, reason in source.skipped],
         "duplicates": {
-            "groups": [[source.images.names[row] for row in rows] for rows in copies],
-            "different_labels": sum(len({source.labels.describe(row) for row in rows}) > 1 for rows in copies),
-            "query_in_database": len(leaked),
+            "groups": [names(rows) for rows in copies],
+            "near_identical": [names(rows) for rows in alike],
+            "different_labels": [
+                dict(zip(names(rows), labels, strict=True)) for rows, labels in labelled if len(set(labels)) > 1
+            ],
+            "query_in_database": names(sorted(leaked)),
         },
         "split": split_facts,
         "warnings": source.warnings if facts else source.notes,
@@ -147,12 +158,19 @@ def describe_check(report: dict[str, Any]) -> str:
     lines += [("skipped", text), *_first([f"{entry['path']}  {entry['reason']}" for entry in skipped])]
 
     copies = report["duplicates"]
-    text = f"{sum(len(group) - 1 for group in copies['groups']):,}" if copies["groups"] else "none"
-    if copies["different_labels"]:
-        text += f"; groups with different labels: {copies['different_labels']:,}"
-    if copies["query_in_database"]:
-        text += f"; queries with a copy in the database, which inflates MAP: {copies['query_in_database']:,}"
-    lines += [("duplicates", text), *_first([" = ".join(group) for group in copies["groups"]])]
+    exact, near = (sum(len(group) - 1 for group in copies[kind]) for kind in ("groups", "near_identical"))
+    text = (f"{exact:,}" if exact else "none") + f"; near-identical: {near - exact:,}" * (near > exact)
+    lines += [("duplicates", text), *_first([" = ".join(group) for group in copies["near_identical"]])]
+    if noise := copies["different_labels"]:
+        advice = "give each group the label that is right, or remove it"
+        lines.append(
+            ("label noise", f"groups of near-identical images with different labels: {len(noise):,}; {advice}")
+        )
+        lines += _first([" = ".join(f"{path} ({label})" for path, label in group.items()) for group in noise])
+    if leaked := copies["query_in_database"]:
+        advice = "remove the copies, or keep them together in a column split of a table"
+        lines.append(("leaks", f"queries with a copy in the database, which inflates MAP: {len(leaked):,}; {advice}"))
+        lines += _first(leaked)
 
     if "error" in split:
         lines.append(("split", f"none: {split['error']}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,6 +125,10 @@ class Labels:
             return self.values.sum(axis=0, dtype=np.int64)
         return np.bincount(self.values, minlength=self.n_classes).astype(np.int64)
 
+    def having(self, c: int) -> np.ndarray:
+        """(n,) bool: the items of class c."""
+        return self.values[:, c] if self.multi else self.values == c
+
     def matrix(self) -> np.ndarray:
         """(n, n_classes) float64 of 0 and 1."""
         if self.multi:
@@ -131,8 +136,28 @@ class Labels:
         return (self.values[:, None] == np.arange(self.n_classes)).astype(np.float64)
 
 
-def require_differences(labels: Labels) -> None:
-    """Refuse labels without two similar images or without two different ones."""
+MONTHS = (
+    r"(jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sep(t|tember)?|oct(ober)?|nov(ember)?"
+    r"|dec(ember)?)"
+)
+DAY, MONTH, YEAR = r"(0?[1-9]|[12]\d|3[01])", rf"(0?[1-9]|1[0-2]|{MONTHS})", r"(19|20)\d\d"
+GAP = r"[-_. ,]*"
+DATE = re.compile(
+    rf"{YEAR}({GAP}{MONTH}({GAP}{DAY})?)?|({DAY}{GAP})?{MONTH}{GAP}{YEAR}|{MONTH}{GAP}{DAY}{GAP}{YEAR}|{MONTHS}", re.I
+)
+
+
+def is_date(name: str) -> bool:
+    """Whether a class is called like a year, a month or a day, as folders of photos often are.
+
+    >>> [is_date(name) for name in ("2019", "2019-05", "May 2020", "20190501", "7", "n02084071", "2 cats")]
+    [True, True, True, True, False, False, False]
+    """
+    return DATE.fullmatch(name.strip()) is not None
+
+
+def require_differences(labels: Labels, pairs: bool = True) -> None:
+    """Refuse labels without two different images or, where `pairs` are needed, without two similar ones."""
     counts = labels.counts()
     if (counts > 0).sum() < 2:
         raise DataError("the labels have only one class; learning needs at least two")
@@ -140,7 +165,7 @@ def require_differences(labels: Labels) -> None:
         raise DataError(
             f"all images share the label '{labels.names[int(counts.argmax())]}'; learning needs images that differ"
         )
-    if counts.max() < 2:
+    if pairs and counts.max() < 2:
         raise DataError("no class has two images; learning needs pairs of similar images")
 
 

@@ -89,6 +89,11 @@ class Protocol:
                     " source that the split was made for"
                 )
 
+    @property
+    def learned(self) -> np.ndarray:
+        """(n_database,) bool: the database rows that are also trained on."""
+        return np.isin(self.database, self.train)
+
     def fingerprint(self) -> str:
         """sha256 of the rows by role, in order: the same for the same split, whatever it is called."""
         digest = hashlib.sha256()
@@ -231,8 +236,7 @@ def folder_split(labels: Labels, seed: int = 0) -> Protocol:
     taken = np.zeros(len(counts), np.int64)
     is_query = np.zeros(len(labels), bool)
     for c in np.argsort(counts, kind="stable"):
-        has_it = labels.values[:, c] if labels.multi else labels.values == c
-        for row in rng.permutation(np.flatnonzero(has_it & ~is_query)):
+        for row in rng.permutation(np.flatnonzero(labels.having(c) & ~is_query)):
             if taken[c] == quota[c]:
                 break
             mine = labels.values[row]  # a mask over the classes, or the one class
@@ -245,6 +249,25 @@ def folder_split(labels: Labels, seed: int = 0) -> Protocol:
         raise DataError("no image can be a query: each has a label of fewer than three images; remove rare labels")
     description = f"{counted(len(query), 'query')}, a tenth of each class; {len(rest):,} trained on and searched"
     return Protocol("split", rest, query, rest, seed=seed, description=description)
+
+
+def few_labels(labels: Labels, seed: int, n: int) -> Protocol:
+    """The protocol split with only n training images per class, or all where a class has fewer; all are searched.
+
+    An image with several labels counts for each, rare labels choosing first, so that frequent ones may get more than n.
+    Smaller sets are part of larger ones.
+    """
+    base = folder_split(labels, seed)
+    trained = labels[base.train]
+    members = [np.flatnonzero(trained.having(c)) for c in range(labels.n_classes)]
+    chosen = np.zeros(len(base.train), bool)
+    for wanted in range(1, n + 1):  # an image per class at a time, so that smaller sets are part of larger ones
+        for rows in sorted(members, key=len):
+            if chosen[rows].sum() < min(wanted, len(rows)):
+                chosen[rows[~chosen[rows]][0]] = True
+    train = base.train[chosen]
+    sizes = _sizes(base.query, base.database, train)
+    return Protocol(f"few-{n}", train, base.query, base.database, seed=seed, description=f"{sizes}, {n} per class")
 
 
 def _nuswide(labels: Labels, seed: int, name: str, topk: int, n_train: int | None = None) -> Protocol:
@@ -269,7 +292,7 @@ def draw_per_label(labels: Labels, k: int, free: np.ndarray, rng: np.random.Gene
     free = free.copy()
     drawn = []
     for c in np.argsort(labels.counts(), kind="stable"):
-        rows = np.flatnonzero(labels.values[:, c] & free)
+        rows = np.flatnonzero(labels.having(c) & free)
         if len(rows) < k:
             raise DataError(
                 f"the protocol {name} draws {k} images per label, but only {len(rows):,} with {labels.names[c]!r}"
@@ -331,4 +354,5 @@ PROTOCOLS: dict[str, Callable[[Labels, int], Protocol]] = {
     "mirflickr": mirflickr,
     "unseen": unseen_classes,
     "split": folder_split,
+    **{f"few-{n}": partial(few_labels, n=n) for n in (1, 2, 4, 8)},
 }

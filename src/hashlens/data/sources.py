@@ -48,6 +48,7 @@ SOURCES = {
     "pattern": 'a pattern ("photos/**/*.jpg") or one image',
 }
 
+NO_LABEL = "no label"  # why an image is skipped
 Progress = Callable[[str], object]  # called with one line of text, like print
 
 
@@ -146,6 +147,8 @@ class Source:
 
     @cached_property
     def warnings(self) -> list[str]:
+        from hashlens.data.labels import is_date
+
         lines = [*self.notes]
         if self.labelled:
             counts, values = self.labels.counts(), self.labels.values
@@ -153,13 +156,23 @@ class Source:
             if single:
                 names = ", ".join(single[:5]) + (", …" if len(single) > 5 else "")
                 lines.append(
-                    f"classes with a single image: {len(single):,} ({names}); no training image is similar to it"
+                    f"classes with a single image: {len(single):,} ({names}); no training image is similar to it: add"
+                    " images or remove the class"
+                )
+            dates = [name for name in self.labels.names if is_date(name)]
+            if 2 * len(dates) > self.labels.n_classes:
+                lines.append(
+                    f"most classes look like dates ({', '.join(dates[:3])}): a model would learn when the images were"
+                    " taken, not what they show; sort them into folders by what they show"
                 )
             if self.labels.multi and (n := int((~values.any(axis=1)).sum())):
                 lines.append(f"images without a label: {n:,}; they are searched, but nothing is relevant to them")
         for reason, count in Counter(reason.split(";")[0] for _, reason in self.skipped).items():
             first = next(name for name, other in self.skipped if other.split(";")[0] == reason)
-            lines.append(f"images left out, {reason}: {count:,}, first {first}")
+            line = f"images left out, {reason}: {count:,}, first {first}"
+            if reason == NO_LABEL and 10 * count > len(self) + len(self.skipped):
+                line += f"; that is {count / (len(self) + len(self.skipped)):.0%}: {kind_named(self.kind).labelling}"
+            lines.append(line)
         return lines
 
     def reader(self, table: pa.Table) -> Images:
@@ -271,7 +284,7 @@ def _finish(source: Source, kind: str, labelled: bool) -> Source:
         raise DataError(f"{source.address} has {n} but no labels, which are needed here; {how}")
     if not source.multi and source.labels.multi:  # some images have no label
         values, n = source.labels.values, len(source) + len(source.skipped)
-        source = source.without({row: "no label" for row in range(len(source)) if not values[row].any()})
+        source = source.without({row: NO_LABEL for row in range(len(source)) if not values[row].any()})
         _require_most(source.skipped, n, source.address, f"label them: {how}")
     if source.labels.n_classes < 2:
         raise DataError(
@@ -358,6 +371,17 @@ def make_protocol(source: Source, name: str | None = None, seed: int = 0) -> Pro
         protocol = PROTOCOLS[name](source.labels, seed)
     protocol.check(len(source))
     return protocol
+
+
+def make_protocols(source: Source, name: str | None = None, seed: int = 0, splits: int = 1) -> list[Protocol]:
+    """Several splits by the protocol of that name, with the seeds `seed`, `seed` + 1, ..."""
+    if splits < 1:
+        raise UsageError(f"splits must be >= 1, got {splits}")
+    made = [make_protocol(source, name, seed + number) for number in range(splits)]
+    if len({protocol.fingerprint() for protocol in made}) < splits:
+        where = "" if source.labels is None else "; for random ones choose --protocol split"
+        raise UsageError(f"{source.name} has one split only ({made[0].description}): omit --splits{where}")
+    return made
 
 
 def readable(source: Source, progress: Progress | None = None, again: bool = False) -> Source:

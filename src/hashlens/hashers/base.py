@@ -73,6 +73,7 @@ class Hasher(Declared, ScikitLearn):
 
     name: ClassVar[str] = "hasher"  # its row in METHODS; by default the name of the class in lower case
     supervised: ClassVar[bool] = True
+    needs_pairs: ClassVar[bool] = True  # whether labels teach nothing unless two images share one
     takes: ClassVar[str] = "features"
     deterministic: ClassVar[bool] = False  # whether random_state changes nothing
 
@@ -133,7 +134,7 @@ class Hasher(Declared, ScikitLearn):
         labels = Labels.of(y)
         if len(labels) != n:
             raise DataError(f"there are {n:,} images but {len(labels):,} labels; each image needs its own")
-        require_differences(labels)
+        require_differences(labels, self.needs_pairs)
         return labels
 
     def _refuse_wrong_use(self, unknown: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ the stable order, which is walked without sorting. Memory does not grow with que
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,7 @@ class Ranking:
     stable_hits_at: np.ndarray  # (q, len(at)) int64, relevant items among the first N in the stable order
     stable_found: np.ndarray  # (q,) int64, the same for topk
     stable_sum: np.ndarray  # (q,) float64, sum of P(i) rel_i in the stable order
+    unlearned: "Ranking | None" = None  # the same queries among items that were not learned from; see `_unlearned`
 
     @property
     def n_database(self) -> int:
@@ -123,6 +124,10 @@ class Ranking:
         elif definition.empty == "skip-no-hit":
             ap[found == 0] = np.nan
         return ap
+
+    def random(self) -> "Ranking":
+        """What constant codes would give, all items at one distance: its tie-aware MAP is that of a random ranking."""
+        return replace(self, items=self.items.sum(axis=1, keepdims=True), hits=self.hits.sum(axis=1, keepdims=True))
 
     def mean_average_precision(self, definition: MapDefinition | None = None) -> float:
         ap = self.average_precision(definition)
@@ -172,10 +177,12 @@ def evaluate_ranking(
     divisor: str = "found",
     empty: str = "skip",
     at: Sequence[int] = (),
+    learned: np.ndarray | None = None,
 ) -> Ranking:
     """Rank the database by Hamming distance to each query; labels are anything `Labels.of` takes.
 
-    `topk` (None: the whole database) cuts average precision, `at` lists the N of precision@N and recall@N.
+    `topk` (None: the whole database) cuts average precision, `at` lists the N of precision@N and recall@N. `learned`,
+    a bool per database item, says which were trained on, and gives the ranking `unlearned` of the others.
 
     >>> ranking = evaluate_ranking(query, database, [0, 1], [1, 0, 0], **vars(DEFINITIONS["tie-aware"]))
     >>> ranking.mean_average_precision()
@@ -193,6 +200,8 @@ def evaluate_ranking(
     # gnd[0:-1], the ports' "topk = -1 means all", silently loses the last item
     if topk is not None and topk < 1:
         raise UsageError(f"topk must be >= 1, or left out for the whole database, got {topk}")
+    if learned is not None and np.shape(learned) != (len(database),):
+        raise MismatchError(f"learned must be a bool for each of {len(database)} codes, got {np.shape(learned)}")
     for n in at:
         if not 1 <= n <= len(database):
             raise UsageError(f"precision and recall at N need N from 1 to {len(database)}, the database size, got {n}")
@@ -205,7 +214,28 @@ def evaluate_ranking(
     )  # fmt: skip
     stable_hits_at = found[:, np.searchsorted(cutoffs, np.array(at, int))]
     stable_found = found[:, np.searchsorted(cutoffs, k)]
-    return Ranking(definition, topk, tuple(at), items, hits, stable_hits_at, stable_found, precision_sum)
+    unlearned = None
+    if learned is not None:
+        unlearned = _unlearned(query, database, query_labels, database_labels, ~np.asarray(learned, bool), topk)
+    return Ranking(definition, topk, tuple(at), items, hits, stable_hits_at, stable_found, precision_sum, unlearned)
+
+
+def _unlearned(
+    query: Codes, database: Codes, query_labels: Labels, database_labels: Labels, kept: np.ndarray, topk: int | None
+) -> Ranking | None:
+    """Each query among all items that were not learned from: the `kept` ones of the database and the other queries.
+
+    The usual split trains on its whole database, whose codes a method can simply memorise. Holding out a part of it
+    would take labelled images away from the model that the user keeps, while queries are held out anyway: so they
+    search each other, at no cost. Each query stands at distance 0 from itself and is taken out there, which leaves the
+    counts right for every definition but "stable". None if no query has a relevant item among them.
+    """
+    codes = Codes(np.concatenate([database.packed[kept], query.packed]), query.n_bits)
+    labels = Labels(np.concatenate([database_labels.values[kept], query_labels.values]), database_labels.names)
+    ranking = evaluate_ranking(query, codes, query_labels, labels, topk=topk, ties="expected")
+    ranking.items[:, 0] -= 1
+    ranking.hits[:, 0] -= query_labels.values.any(axis=1) if query_labels.multi else 1
+    return ranking if ranking.n_relevant.any() else None
 
 
 @dataclass(frozen=True)
@@ -215,13 +245,21 @@ class Metric:
     key: str
     title: str
     help: str
-    function: Callable[..., float]  # of a Ranking and, where there is an argument, its number
+    function: Callable[..., float | None]  # of a Ranking and, where there is an argument, its number
     argument: str = ""
     column: bool = True  # whether comparisons show it beside MAP
 
 
 def _map(ties: str) -> Callable[[Ranking], float]:
     return lambda ranking: ranking.mean_average_precision(MapDefinition(ties))
+
+
+def _random(ranking: Ranking) -> float:
+    return ranking.random().mean_average_precision(MapDefinition("expected"))
+
+
+def _among_unlearned(metric: Callable[[Ranking], float]) -> Callable[[Ranking], float | None]:
+    return lambda ranking: metric(ranking.unlearned) if ranking.unlearned else None
 
 
 def _at(name: str) -> Callable[[Ranking, int], float]:
@@ -237,6 +275,19 @@ def _within(place: int) -> Callable[[Ranking, int], float]:
 METRICS = (
     Metric("map", "MAP", "Mean average precision.", _map("stable")),
     Metric("map_tie_aware", "Tie-aware MAP", "Expected MAP over all orders of equal distances.", _map("expected")),
+    Metric("map_random", "MAP of a random ranking", "What codes that say nothing would give, tie-aware.", _random),
+    Metric(
+        "map_unlearned",
+        "MAP, unlearned",
+        "Tie-aware MAP among images that were not learned from.",
+        _among_unlearned(_map("expected")),
+    ),
+    Metric(
+        "map_unlearned_random",
+        "Random, unlearned",
+        "MAP of a random ranking of those images.",
+        _among_unlearned(_random),
+    ),
     Metric("map_best", "MAP, best ties", "MAP with ties in the best order.", _map("best"), column=False),
     Metric("map_worst", "MAP, worst ties", "MAP with ties in the worst order.", _map("worst"), column=False),
     Metric("precision_radius", "Precision within radius {n}", "Mean precision of look-ups.", _within(0), "radius"),
@@ -248,9 +299,9 @@ NUMBERS = {"radius": (2,), "precision_at": (100, 500, 1000), "recall_at": ()}
 
 
 def titled(scores: Mapping[str, Any]) -> Iterator[tuple[str, Metric, str, str]]:
-    """Key, metric, title and help of each entry of `scores` that METRICS has, in its order."""
+    """Key, metric, title and help of each number in `scores` that METRICS has, in its order."""
     for metric in METRICS:
-        for key in scores:
+        for key in (key for key, value in scores.items() if value is not None):
             n = key.removeprefix(metric.key).removeprefix("_")
             if key == metric.key or (metric.argument and key.startswith(metric.key) and n.isdecimal()):
                 yield key, metric, metric.title.format(n=n), metric.help.format(n=n)
@@ -268,18 +319,24 @@ def evaluate_codes(
     query_labels: Labels | Any,
     database_labels: Labels | Any,
     topk: int | None = None,
+    learned: np.ndarray | None = None,
     **numbers: Sequence[int],
 ) -> dict[str, Any]:
     """Every number a report shows, as plain JSON values.
 
-    "map" is the papers' definition and "definition" states it; the other maps differ in `ties` only. `numbers` are
-    those of METRICS, such as `radius=[2, 3]` or `recall_at=[100]`; by default NUMBERS, as far as the database reaches.
+    "map" is the papers' definition and "definition" states it; the other maps differ in `ties` only. "map_unlearned" is
+    None without `learned`, which database items were trained on, or if no two unlearned images share a label. `numbers`
+    are those of METRICS, such as `radius=[2, 3]` or `recall_at=[100]`; by default NUMBERS, as far as the database
+    reaches.
     """
-    return evaluate_with_ranking((query, database, query_labels, database_labels), topk, numbers)[0]
+    return evaluate_with_ranking((query, database, query_labels, database_labels), topk, learned, numbers)[0]
 
 
 def evaluate_with_ranking(
-    given: tuple[Codes, Codes, Any, Any], topk: int | None, numbers: Mapping[str, Sequence[int]] | None = None
+    given: tuple[Codes, Codes, Any, Any],
+    topk: int | None,
+    learned: np.ndarray | None = None,
+    numbers: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[dict[str, Any], Ranking]:
     """What `evaluate_codes` gives, and the ranking that it comes from."""
     if unknown := set(numbers or ()) - set(NUMBERS):
@@ -287,25 +344,41 @@ def evaluate_with_ranking(
     n_database = len(given[1])
     reached = {"precision_at": [n for n in NUMBERS["precision_at"] if n <= n_database]}
     numbers = {**NUMBERS, **reached, **(numbers or {})}
-    ranking = evaluate_ranking(*given, topk=topk, at=sorted({*numbers["precision_at"], *numbers["recall_at"]}))
+    at = sorted({*numbers["precision_at"], *numbers["recall_at"]})
+    ranking = evaluate_ranking(*given, topk=topk, at=at, learned=learned)
     ap = ranking.average_precision()
     precision, recall = ranking.precision_recall()
     scores: dict[str, Any] = {}
     for metric in METRICS:
-        for n in numbers[metric.argument] if metric.argument else ():
-            scores[f"{metric.key}_{n}"] = float(metric.function(ranking, n))
-        if not metric.argument:
-            scores[metric.key] = float(metric.function(ranking))
+        asked = (
+            [(f"{metric.key}_{n}", (n,)) for n in numbers[metric.argument]] if metric.argument else [(metric.key, ())]
+        )
+        for key, argument in asked:
+            value = metric.function(ranking, *argument)
+            scores[key] = None if value is None else float(value)
     scores |= {
         "definition": ranking.definition.describe(topk),
         "topk": topk,
         "n_query": len(ap),
         "n_query_left_out": int(np.isnan(ap).sum()),
         "n_database": n_database,
+        "n_unlearned": ranking.unlearned and ranking.unlearned.n_database,
         "per_class_map": _per_class(ap, Labels.of(given[2])),
         "pr_curve": {"precision": precision.tolist(), "recall": recall.tolist()},
     }
     return scores, ranking
+
+
+def mean_scores(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Means over several runs of what comparisons show, and the deviation of both MAPs if there are two or more."""
+
+    def values(key: str) -> list[float]:
+        return [scores[key] for scores in runs if scores[key] is not None]
+
+    means = {key: float(np.mean(found)) if (found := values(key)) else None for key in columns_of_metrics()}
+    for key in ("map", "map_unlearned"):
+        means[f"{key}_deviation"] = float(np.std(found, ddof=1)) if len(found := values(key)) > 1 else None
+    return means
 
 
 def _per_class(ap: np.ndarray, labels: Labels) -> dict[str, float]:

@@ -17,7 +17,7 @@ from hashlens.results.figures import CURVES, Drawing, curve, svg_line
 from hashlens.results.metrics import titled
 from hashlens.results.published import NOT_COMPARABLE
 from hashlens.results.retrieval import Neighbours
-from hashlens.results.tables import signed
+from hashlens.results.tables import map_text, signed
 
 TRIPLETS = "Share of held-out triplets whose positive is nearer than the negative; a tie counts half."
 SETTINGS = {"method": "Method", "n_bits": "Bits", "source": "Data", "backbone": "Backbone", "image_size": "Image size"}
@@ -50,7 +50,7 @@ def write_report(
         title=title,
         headline=_headline(result),
         definition=scores.get("definition"),
-        scores=list(_scores(scores)),
+        scores=[*_split_scores(result), *_scores(scores)],
         plots=list(_result_plots(scores)),
         classes=sorted(scores.get("per_class_map", {}).items(), key=lambda item: -item[1]),
         training=list(_training_plots(history)),
@@ -113,6 +113,18 @@ def _headline(result: Mapping[str, Any]) -> dict[str, str] | None:
             "difference": signed(ours, paper["map"]),
         }
     return headline
+
+
+def _split_scores(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Means over several splits, if there are."""
+    over, n = result.get("over_splits"), len(result.get("splits", ()))
+    for key, title in {"map": "MAP", "map_unlearned": "MAP, unlearned"}.items():
+        if over and over[key] is not None:
+            yield (
+                f"{title}, {n} splits",
+                map_text(over, key),
+                "Mean ± standard deviation; the rest is of the first split.",
+            )
 
 
 def _scores(scores: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -7,6 +7,7 @@ RUN/
   model/            config.json and model.safetensors
   codes/            codes folders query and database, with paths and labels: hashlens index build RUN
   result.json       scores, seconds, versions, machine
+  splits/           with several splits: the scores of each other one; model, codes and figures are of the first
   results.png       queries and their nearest images; report.html has everything in one file
   skipped.csv       images that could not be read, each with its reason
 """
@@ -14,6 +15,7 @@ RUN/
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -29,16 +31,16 @@ from hashlens.data import Source
 from hashlens.data.labels import Labels
 from hashlens.data.protocols import Protocol
 from hashlens.data.triplets import clean_triplets, read_triplets, split_triplets, triplets_right
-from hashlens.errors import DataError, UsageError
+from hashlens.errors import DataError, Stopped, UsageError
 from hashlens.files import quoted, require_room, storage_errors, write_csv, write_json
 from hashlens.machine import machine, versions
-from hashlens.progress import Progress, duration
+from hashlens.progress import Progress, counted, duration
 from hashlens.results.figures import curves_figure
-from hashlens.results.metrics import DEFINITIONS, evaluate_codes, evaluate_with_ranking
+from hashlens.results.metrics import DEFINITIONS, columns_of_metrics, evaluate_codes, evaluate_with_ranking, mean_scores
 from hashlens.results.published import NOT_COMPARABLE, published
 from hashlens.results.report import write_report
 from hashlens.results.retrieval import Neighbours, nearest, retrieval_figure
-from hashlens.results.tables import length_name, split_text
+from hashlens.results.tables import length_name, map_text, split_text
 
 if TYPE_CHECKING:
     from hashlens.hashers.base import Hasher
@@ -52,14 +54,17 @@ def run(
     *,
     config: dict[str, Any],
     triplets: tuple[np.ndarray, np.ndarray] | None = None,
+    more_splits: Sequence[Protocol] = (),
     commands: list[str],
     progress: Progress,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Train on the protocol's training rows, encode queries and database, score, and write all files to `out`.
 
-    `triplets` are what `read_triplets_of` gives: to train on instead of labels, and held out.
+    `triplets` are what `read_triplets_of` gives: to train on instead of labels, and held out. On `more_splits` the same
+    method is trained and scored again.
     """
+    untrained = [_copy(hasher) for _ in more_splits]
     started = time.monotonic()
     with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -69,25 +74,18 @@ def run(
     write_csv(out / "skipped.csv", ["path", "reason"], source.skipped)
 
     seconds: dict[str, float] = {}
-    rows = learning_rows(hasher, protocol)
-    supervision: dict[str, Any] = {} if source.labels is None else {"y": source.labels[rows]}
-    if triplets is not None:
-        supervision = {"triplets": triplets[0]}
-    hasher.fit(source.images[rows], **supervision, run=out, progress=progress, stop=stop)
+    how: dict[str, Any] = {"progress": progress, "stop": stop}
+    _fit(hasher, source, protocol, None if triplets is None else triplets[0], run=out, **how)
     seconds["train"] = time.monotonic() - started
     hasher.save(out / "model")
 
     clock = time.monotonic()
-    database = hasher.encode(source.images[protocol.database], progress=progress)
-    query = hasher.encode(source.images[protocol.query]) if len(protocol.query) else database[:0]
+    query, database = _encode(hasher, source, protocol, progress)
     save_codes(out, query, database, source, protocol)
     seconds["encode"] = time.monotonic() - clock
 
     clock = time.monotonic()
-    scores: dict[str, Any] = {}
-    if len(query):
-        labels = source.labels[protocol.query], source.labels[protocol.database]
-        scores = evaluate_codes(query, database, *labels, topk=protocol.topk)
+    scores = _score(query, database, source, protocol)
     if triplets is not None:
         named, places = np.unique(triplets[1], return_inverse=True)
         codes = hasher.encode(source.images[named])
@@ -96,7 +94,7 @@ def run(
     seconds["total"] = time.monotonic() - started
 
     history = getattr(hasher, "history_", [])
-    result = {
+    result: dict[str, Any] = {
         "method": hasher.name,
         "n_bits": hasher.n_bits,
         "source": source.name,
@@ -113,6 +111,12 @@ def run(
         "versions": versions(),
         "machine": machine(),
     }
+    if more_splits:
+        result["splits"] = [_split_result(protocol, scores, seconds)]
+        for number, (other, copy) in enumerate(zip(more_splits, untrained, strict=True), start=1):
+            progress.say(f"split {number + 1} of {len(more_splits) + 1}, seed {other.seed}")
+            result["splits"].append(_run_split(copy, source, other, out / "splits" / str(number), **how))
+        result["over_splits"] = mean_scores([split["metrics"] for split in result["splits"]])
     if find_spec("matplotlib") and find_spec("jinja2"):
         _draw(out, result, nearest(query, database, source, protocol), history, commands)
     else:
@@ -120,6 +124,70 @@ def run(
     write_json(out / "result.json", result)
     (out / "checkpoint.safetensors").unlink(missing_ok=True)  # no longer needed
     return result
+
+
+def _copy(hasher: Hasher) -> Any:
+    """The same settings, nothing learned."""
+    from sklearn.base import clone
+
+    return clone(hasher)
+
+
+def _fit(hasher: Any, source: Source, protocol: Protocol, triplets: np.ndarray | None = None, **how: Any) -> None:
+    rows = learning_rows(hasher, protocol)
+    supervision: dict[str, Any] = {} if source.labels is None else {"y": source.labels[rows]}
+    if triplets is not None:
+        supervision = {"triplets": triplets}
+    hasher.fit(source.images[rows], **supervision, **how)
+
+
+def _encode(hasher: Hasher, source: Source, protocol: Protocol, progress: Progress) -> tuple[Codes, Codes]:
+    database = hasher.encode(source.images[protocol.database], progress=progress)
+    query = hasher.encode(source.images[protocol.query]) if len(protocol.query) else database[:0]
+    return query, database
+
+
+def _score(query: Codes, database: Codes, source: Source, protocol: Protocol) -> dict[str, Any]:
+    """Nothing without queries."""
+    if not len(query):
+        return {}
+    labels = source.labels[protocol.query], source.labels[protocol.database]
+    return evaluate_codes(query, database, *labels, topk=protocol.topk, learned=protocol.learned)
+
+
+def _run_split(
+    hasher: Hasher, source: Source, protocol: Protocol, folder: Path, progress: Progress, stop: Callable[[], bool]
+) -> dict[str, Any]:
+    """The scores of one more split, kept in FOLDER.json: a run that is resumed does not train it again."""
+    kept = folder.with_name(f"{folder.name}.json")
+    try:
+        saved = json.loads(kept.read_text(encoding="utf-8"))
+        if saved["protocol"] == protocol_facts(protocol):
+            return saved
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    started = time.monotonic()
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        _fit(hasher, source, protocol, run=folder, progress=progress, stop=stop)
+    except Stopped as error:  # it names the folder of the split
+        again = f"hashlens train --resume {quoted(folder.parent.parent)}"
+        raise Stopped(f"stopped and saved in split {int(folder.name) + 1}; resume with: {again}") from error
+    seconds = {"train": time.monotonic() - started}
+    scores = _score(*_encode(hasher, source, protocol, progress), source, protocol)
+    found = _split_result(protocol, scores, seconds | {"total": time.monotonic() - started})
+    write_json(kept, found)
+    shutil.rmtree(folder, ignore_errors=True)  # no longer needed
+    return found
+
+
+def _split_result(protocol: Protocol, scores: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
+    return {
+        "protocol": protocol_facts(protocol),
+        "metrics": {key: scores[key] for key in columns_of_metrics()},
+        "seconds": {name: round(value, 2) for name, value in seconds.items()},
+    }
 
 
 def read_triplets_of(
@@ -173,12 +241,27 @@ def protocol_facts(protocol: Protocol) -> dict[str, Any]:
 
 
 def headline(result: dict[str, Any]) -> str:
-    """MAP with its definition and, where there is one, the paper's number."""
+    """MAP with its definition, of a random ranking, among unlearned images and, where there is one, the paper's."""
     scores = result["metrics"]
     lines = []
+    if over := result.get("over_splits"):
+        maps = [f"MAP {map_text(over)}"]
+        maps += [f"among unlearned images {map_text(over, 'map_unlearned')}"] * (over["map_unlearned"] is not None)
+        n = len(result["splits"])
+        lines.append(f"{', '.join(maps)}   mean ± standard deviation over {n} splits")
+        lines.append("The model, its codes and figures, and the numbers below are those of the first split.")
     if "map" in scores:
         lines.append(f"MAP {scores['map']:.4f}   {scores['definition']}")
         lines.append(f"    {scores['map_tie_aware']:.4f}   tie-aware: expected over all orders of equal distances")
+        lines.append(f"    {scores['map_random']:.4f}   a random ranking")
+        if scores["map_unlearned"] is None:
+            lines.append("    –        among unlearned images: too few, no two of them share a label; add images")
+        else:
+            among = f"among {counted(scores['n_unlearned'], 'image')} that were not learned from"
+            lines.append(
+                f"    {scores['map_unlearned']:.4f}   {among}, tie-aware; a random ranking"
+                f" {scores['map_unlearned_random']:.4f}"
+            )
     if "triplets_right" in scores:
         lines.append(f"triplets {scores['triplets_right']:.1%} right of those held out of training")
     if paper := result["paper"]:
@@ -216,7 +299,8 @@ def evaluate_run(run: Path, topk: int | None = None, **numbers: Sequence[int]) -
     if load_result(run)["map"] is None:
         raise UsageError(f"the images of {run} have no labels, so it has no MAP; see triplets_right in result.json")
     protocol = Protocol.load(run / "split.json")
-    scores, ranking = evaluate_with_ranking(load_codes(run), protocol.topk if topk is None else topk, numbers)
+    cut = protocol.topk if topk is None else topk
+    scores, ranking = evaluate_with_ranking(load_codes(run), cut, protocol.learned, numbers)
     definitions = {
         name: {"map": ranking.mean_average_precision(definition), "definition": definition.describe(ranking.topk)}
         for name, definition in DEFINITIONS.items()

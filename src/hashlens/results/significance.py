@@ -4,7 +4,7 @@ Both methods answer the same queries, so each query gives one difference. If the
 could as well have had the other sign: p is the share of sign choices whose mean is at least as far from 0 as the
 observed one (a two-sided paired permutation test). It is about the mean, which MAP is, and assumes no distribution of
 the differences. The interval is a bootstrap of the mean over the queries. Both describe other queries from the same
-images, not other training sets or seeds.
+images, not other training sets or seeds; those of several splits are pooled, where an image may be a query twice.
 """
 
 from dataclasses import dataclass

@@ -40,16 +40,22 @@ class Table:
 
 
 def map_table(result: Mapping[str, Any], labels: Mapping[str, str] | None = None) -> Table:
-    """A row per method and kind of features; per length MAP and, where there is one, the printed MAP.
+    """A row per method and kind of features; per length MAP, that among unlearned images, and the printed MAP.
 
     `labels` are names for methods, such as those of an ablation.
     """
     bits = [str(n) for n in result["bits"]]
     printed = [n for n in bits if any(row["lengths"][n]["printed"] for row in result["rows"])]
-    best = {n: max((_shown(row["lengths"][n]["map"]) for row in result["rows"]), default="") for n in bits}
+    unlearned = _any_unlearned(result)
+    maps = ["map", "map_unlearned"] if unlearned else ["map"]
+
+    def shown(row: Mapping[str, Any], n: str, key: str) -> str:
+        return _shown(row["lengths"][n].get(key))
+
+    best = {(n, key): max((shown(row, n, key) for row in result["rows"]), default="") for n in bits for key in maps}
     columns = ["features", "method", "learns from"]
     for n in bits:
-        columns += [length_name(n)] + ["printed", "difference"] * (n in printed)
+        columns += [length_name(n)] + ["unlearned"] * unlearned + ["printed", "difference"] * (n in printed)
 
     def entries(row: Mapping[str, Any]) -> Iterator[Entry]:
         name = (labels or {}).get(row["method"], method_name(row["method"]))
@@ -57,7 +63,8 @@ def map_table(result: Mapping[str, Any], labels: Mapping[str, str] | None = None
         for n in bits:
             at = row["lengths"][n]
             alike = f" {ALIKE}" if (at.get("p") or 0) > LEVEL else ""
-            yield Entry(map_text(at) + alike, best=at["map"] is not None and _shown(at["map"]) == best[n])
+            for key, sign in zip(maps, (alike, ""), strict=False):
+                yield Entry(map_text(at, key) + sign, best=shown(row, n, key) == best[n, key] != "")
             if n in printed:
                 number = at["printed"]
                 yield Entry(f"{number['map']:.3f}", marked=not number["comparable"]) if number else Entry("")
@@ -89,9 +96,11 @@ def records(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "method": row["method"],
                 "learns_from": learns_from(row),
                 "bits": int(n),
+                "splits": at.get("n_splits", 1),
                 "seeds": at["n_seeds"],
                 **{key: at.get(key) for key in columns_of_metrics()},
                 "map_deviation": at["map_deviation"],
+                "map_unlearned_deviation": at.get("map_unlearned_deviation"),
                 "p": at.get("p"),
                 "fit_seconds": at["seconds"]["fit"],
                 "encode_seconds": at["seconds"]["encode"],
@@ -118,16 +127,28 @@ def csv_table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 def notes(result: Mapping[str, Any]) -> list[str]:
     """What a reader of the table has to know."""
     said = [result["definition"]] if result["definition"] else []
-    n_seeds = len(result["seeds"])
-    if n_seeds > 1:
+    n_seeds, n_splits = len(result["seeds"]), len(result.get("splits", [0]))
+    each = f", {n_seeds} seeds of the methods on each" * (n_seeds > 1)
+    if n_splits > 1:
+        said.append(f"mean ± standard deviation over {n_splits} splits, the same for all methods{each}")
+    elif n_seeds > 1:
         said.append(f"mean ± standard deviation over {n_seeds} seeds of the methods; the split is the same for all")
+    if chance := _chance(result, "map_random"):
+        said.append(f"a random ranking has a MAP of {chance}")
+    if _any_unlearned(result):
+        said.append(
+            "unlearned: tie-aware MAP among images whose labels were not learned from, which are the other queries and"
+            f" the rest of the database; a random ranking of them has {_chance(result, 'map_unlearned_random')}"
+        )
     if any(at.get("p") is not None for row in result["rows"] for at in row["lengths"].values()):
         against = method_name(result["against"]) if result.get("against") else "the best"
         said.append(
-            f"{ALIKE} not different from {against} (p > {LEVEL:g} in a paired permutation test over the queries,"
-            f" {DRAWS:,} draws, means over the seeds, not corrected for the number of rows)"
+            f"{ALIKE} not different from {against} (p > {LEVEL:g} in a paired permutation test over the queries"
+            f"{' of all splits' * (n_splits > 1)}, {DRAWS:,} draws, means over the seeds, not corrected for the number"
+            " of rows)"
         )
-    said.append("train: seconds of training, mean over lengths and seeds; computing fixed features is not counted")
+    over = "lengths, splits and seeds" if n_splits > 1 else "lengths and seeds"
+    said.append(f"train: seconds of training, mean over {over}; computing fixed features is not counted")
     numbers = [at["printed"] for row in result["rows"] for at in row["lengths"].values() if at["printed"]]
     if numbers:
         # the sources of several lengths differ only in numbers printed beside, which are in table.csv
@@ -146,14 +167,14 @@ def notes(result: Mapping[str, Any]) -> list[str]:
 
 
 def title_of(result: Mapping[str, Any]) -> str:
-    return f"{result['source']}, {split_text(result['protocol'])}"
+    return f"{result['source']}, {split_text(result['protocol'], len(result.get('splits', [0])))}"
 
 
-def split_text(split: Mapping[str, Any]) -> str:
-    queries = counted(split["n_query"], "query")
+def split_text(split: Mapping[str, Any], n_splits: int = 1) -> str:
+    queries, last = counted(split["n_query"], "query"), split["seed"] + n_splits - 1
+    seeds = f"seed {last}" if n_splits == 1 else f"{n_splits} splits, seeds {split['seed']} to {last}"
     return (
-        f"protocol {split['name']}, seed {split['seed']}: {split['n_train']:,} training, {queries},"
-        f" {split['n_database']:,} database"
+        f"protocol {split['name']}, {seeds}: {split['n_train']:,} training, {queries}, {split['n_database']:,} database"
     )
 
 
@@ -300,11 +321,21 @@ def seconds_text(seconds: float | None) -> str:
     return f"{seconds:.2g}" if seconds < 9.5 else f"{seconds:,.0f}"
 
 
-def map_text(at: Mapping[str, Any]) -> str:
-    if at["map"] is None:
-        return "failed" if at["errors"] else "–"
-    deviation = "" if at["map_deviation"] is None else f" ±{at['map_deviation']:.3f}"
-    return _shown(at["map"]) + deviation
+def map_text(at: Mapping[str, Any], key: str = "map") -> str:
+    if at.get(key) is None:
+        return "failed" if at["errors"] and at["map"] is None else "–"
+    deviation = at.get(f"{key}_deviation")
+    return _shown(at[key]) + ("" if deviation is None else f" ±{deviation:.3f}")
+
+
+def _any_unlearned(result: Mapping[str, Any]) -> bool:
+    """Not where no two of the queries share a label, nor in results of older versions."""
+    return any(at.get("map_unlearned") is not None for row in result["rows"] for at in row["lengths"].values())
+
+
+def _chance(result: Mapping[str, Any], key: str) -> str:
+    """It depends on the labels only, so that all cells of a split have the same."""
+    return next((_shown(at[key]) for row in result["rows"] for at in row["lengths"].values() if at.get(key)), "")
 
 
 def signed(ours: float, theirs: float = 0.0) -> str:

@@ -33,6 +33,7 @@ class ClassifierCode(DeepHasher):
     history of training, `quantisation` and `dead_bits` are those of class scores.
     """
 
+    needs_pairs = False
     name = "classifier"
     beside_network = ("class_codes", "shares")
 

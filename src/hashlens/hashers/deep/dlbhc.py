@@ -25,6 +25,8 @@ class DLBHC(DeepHasher):
     cross-entropies), which the paper does not treat. The paper reranks near codes by features; here only codes count.
     """
 
+    needs_pairs = False
+
 
 class DLBHCLoss(Loss):
     """Cross-entropy of a linear classifier on sigmoid(u), which is learned with the network but not part of it."""

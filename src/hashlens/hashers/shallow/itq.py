@@ -55,6 +55,7 @@ class CCAITQ(LinearHasher):
     those few over all bits.
     """
 
+    needs_pairs = False
     rho: float = setting(
         1e-4, "regularisation relative to the mean variance; authors' code: 1e-4", low=1e-10, search=(1e-4, 10.0)
     )

@@ -29,6 +29,7 @@ class KSH(KernelHasher):
     anchors nothing is drawn, and `random_state` changes nothing.
     """
 
+    needs_pairs = False
     n_anchors: int = setting(
         1000,
         "number of anchors; paper: 300, too few for its figures on CIFAR-10 with 5,000 training rows",

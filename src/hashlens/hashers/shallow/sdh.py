@@ -21,6 +21,7 @@ class SDH(KernelHasher):
     released code adds a column of ones to K. Rows are not scaled to length 1 before, which on CIFAR-10 did not help.
     """
 
+    needs_pairs = False
     n_anchors: int = setting(1000, "number of anchors; paper: 1,000", low=1, search=(300, 3000))
     width: float = setting(
         1 / 3,

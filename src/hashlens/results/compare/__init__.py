@@ -1,10 +1,11 @@
-"""Compare: images or features with labels, methods, lengths and seeds in; a Comparison and, if asked for, a folder out.
+"""Compare: images or features with labels, methods, lengths, splits and seeds in; a Comparison, or a folder too, out.
 
 OUT/
-  cells/                  per finished cell (a method on features with a length and a seed) its numbers, as JSON, and
-                          its codes with the average precision of each query
-  split.json              the rows used for training, as queries and as database, with their hash
-  table.csv, .md, .tex    mean and deviation over the seeds, beside the printed numbers
+  cells/                  per finished cell (a method on features with a length, a seed and a split) its numbers, as
+                          JSON, and its codes with the average precision of each query
+  split.json              the rows used for training, as queries and as database, with their hash; split-1.json and so
+                          on for more splits
+  table.csv, .md, .tex    mean and deviation over splits and seeds, beside the printed numbers
   map.png, .svg           MAP against the number of bits
   precision-recall.png, .svg
   report.html             everything in one file
@@ -12,9 +13,10 @@ OUT/
   model/, codes/          with `keep`: the cell with the highest MAP, as a model that encodes images, and its codes
   skipped.csv             images that could not be read, each with its reason
 
-A finished cell is not computed again, so rerunning the same command resumes, and a longer list of methods, lengths or
-seeds adds to the finished ones. Seeds are the hashers' `random_state` 0, 1, ...; the split is the same for all, so the
-deviation is that of the method, and 0 where it draws nothing at random.
+A finished cell is not computed again, so rerunning the same command resumes, and a longer list of methods, lengths,
+splits or seeds adds to the finished ones. Seeds are the hashers' `random_state` 0, 1, ...: with one split the deviation
+over them is that of the method, and 0 where it draws nothing at random. Several splits, which are the same for all
+methods, add that of other queries and training images; paired tests are then over the queries of all splits.
 
 Methods on features learn from arrays that are computed once for the whole source, for every kind of features. Methods
 that learn from images are trained once, and their `features` are the network they train. A method that fails is
@@ -31,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from hashlens.data import Source, make_protocol, open_source, readable
+from hashlens.data import Source, make_protocols, open_source, readable
 from hashlens.data.images import as_images
 from hashlens.data.labels import Labels
 from hashlens.data.protocols import Protocol
@@ -58,7 +60,8 @@ def compare(
     *,
     features: Sequence[str] = ("deep",),
     seeds: int = 1,
-    protocol: str | Protocol | None = None,
+    splits: int = 1,
+    protocol: str | Protocol | Sequence[Protocol] | None = None,
     split_seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     against: str | None = None,
@@ -70,12 +73,14 @@ def compare(
     progress: Progress | bool | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Comparison:
-    """Train every method at every length with every seed and score it on one split.
+    """Train every method at every length with every seed and score it, on one split or several.
 
     `data` are (X, y) with images or features X, or a source by name, path or object. Methods are names, classes, own
     ones too, and instances, whose n_bits and random_state are replaced. `features` are for methods on features of
-    images, `settings` for all methods that have them; a variant's own come first. `against` names the method that the
-    paired tests compare with, by default the best. Without `out` nothing is written. `keep` saves the best model.
+    images, `settings` for all methods that have them; a variant's own come first. `splits` are those of the protocol of
+    that name with the seeds `split_seed`, `split_seed` + 1, ...; or `protocol` is the splits themselves. `against`
+    names the method that the paired tests compare with, by default the best. Without `out` nothing is written. `keep`
+    saves the best model of the first split.
     `share` caches the outputs of frozen blocks also where one network alone needs them, for other comparisons.
     `commands` is what to type to repeat the comparison. Without `report`, tables, plots and report are not written.
 
@@ -83,9 +88,15 @@ def compare(
     """
     progress = Progress.of(progress)
     source = _source(data)
-    split = protocol if isinstance(protocol, Protocol) else make_protocol(source, protocol, split_seed)
-    split.check(len(source.images))
-    if not len(split.query):
+    if isinstance(protocol, str | None):
+        made: Sequence[Protocol] = make_protocols(source, protocol, split_seed, splits)
+    elif splits > 1:
+        raise UsageError("splits are made by the name of a protocol; give that, or a list of protocols without splits")
+    else:
+        made = [protocol] if isinstance(protocol, Protocol) else protocol
+    for split in made:
+        split.check(len(source.images))
+    if not len(made[0].query):
         raise UsageError(f"{source.name} has no labels, so there is nothing to score; give images with labels")
     folder = None if out is None else Path(out)
     if folder and (folder / "config.json").exists():
@@ -94,20 +105,21 @@ def compare(
         raise UsageError("keep needs a folder for the model; give out")
     variants = Variant.by_name([methods] if isinstance(methods, str | type | Hasher) else methods)
     bits = [bits] if isinstance(bits, int) else bits
-    hashers = plan_cells(source.images, variants, bits, features, seeds, settings or {})
+    hashers = plan_cells(source.images, variants, bits, features, seeds, len(made), settings or {})
     if against:
         find_row(rows_of(hashers, variants), against)  # an unknown or ambiguous one is refused
-    identities = identify(hashers, source, split)
+    identities = identify(hashers, source, made)
     finished: dict[Cell, dict[str, Any]] = {}
     average_precisions: dict[Cell, np.ndarray] = {}
     if folder:
         for cell, identity in identities.items():
-            if found := load_cell(folder, cell, identity, split.topk, progress):
+            if found := load_cell(folder, cell, identity, made[cell.split].topk, progress):
                 finished[cell], average_precisions[cell] = found
         with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         require_room(folder, 20_000_000, "a comparison")
-        split.save(folder / "split.json")
+        for number, split in enumerate(made):
+            split.save(folder / (f"split-{number}.json" if number else "split.json"))
         write_csv(folder / "skipped.csv", ["path", "reason"], source.skipped)
 
     missing = [cell for cell in hashers if cell not in finished]
@@ -115,7 +127,7 @@ def compare(
     progress.say(f"{counted(len(hashers), 'cell')}, {len(finished):,} already finished{where}")
     # counted over all cells, finished or not: a cell must not depend on which are left
     share = share or sum(hasher.takes == "images" for hasher in hashers.values()) > 1
-    work = _Work(source, split, folder, share, progress, stop)
+    work = _Work(source, made, folder, share, progress, stop)
     failed: dict[Cell, str] = {}
     best: tuple[Cell, Hasher] | None = None
     stopped = False
@@ -147,7 +159,7 @@ def compare(
             best = cell, hasher
         progress.say(f"{which}: MAP {numbers['map']:.4f}, trained in {duration(numbers['seconds']['fit'])}")
 
-    result = summarise(list(identities), finished, failed, variants, source.name, split)
+    result = summarise(list(identities), finished, failed, variants, source.name, made)
     comparison = Comparison(result | {"n_skipped": len(source.skipped)}, average_precisions, folder)
     comparison.add_p_values(against)
     if folder and finished and report:
@@ -155,8 +167,7 @@ def compare(
     if stopped:
         kept = f", which are kept in {folder}; rerun the same command to resume" if folder else ""
         raise Stopped(f"stopped with {len(finished):,} of {len(identities):,} cells finished{kept}")
-    if keep and finished:
-        winner = _winner(finished)
+    if keep and (winner := _winner(finished)):
         work.keep(winner, best[1] if best and best[0] == winner else hashers[winner])
     return comparison
 
@@ -169,8 +180,9 @@ def _source(data: Source | str | Path | tuple[Any, Any]) -> Source:
     return data if isinstance(data, Source) else readable(open_source(data))
 
 
-def _winner(finished: Mapping[Cell, Mapping[str, Any]]) -> Cell:
-    return max(finished, key=lambda cell: finished[cell]["map"])
+def _winner(finished: Mapping[Cell, Mapping[str, Any]]) -> Cell | None:
+    """The best of the first split: MAPs of different queries are not compared."""
+    return max((cell for cell in finished if not cell.split), key=lambda cell: finished[cell]["map"], default=None)
 
 
 @dataclass
@@ -178,19 +190,19 @@ class _Work:
     """Computes cells; features of the whole source are kept for one kind at a time."""
 
     source: Source
-    split: Protocol
+    splits: Sequence[Protocol]
     out: Path | None
     share: bool
     progress: Progress
     stop: Callable[[], bool]
-    kind: str = ""
+    kind: tuple[str, int] = ("", 0)
     array: np.ndarray | None = None
     error: HashlensError | None = None
 
     def run(self, cell: Cell, hasher: Hasher, training: Path | None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Numbers, and codes with average precisions; a network that is stopped in training leaves a checkpoint."""
-        source, split = self.source, self.split
-        X: Any = self.features(cell.features) if hasher.takes == "features" else source.images
+        source, split = self.source, self.splits[cell.split]
+        X: Any = self.features(cell.features, cell.split) if hasher.takes == "features" else source.images
         rows = learning_rows(hasher, split)
         learned, labels = X[rows], source.labels[rows]
         clock = time.perf_counter()
@@ -202,7 +214,7 @@ class _Work:
         query, database = (hasher.encode(part, progress=self.progress, shared=self.share) for part in parts)
         seconds = {"fit": round(fitted, 4), "encode": round(time.perf_counter() - clock, 4)}
         given = query, database, source.labels[split.query], source.labels[split.database]
-        scores, ranking = evaluate_with_ranking(given, split.topk)
+        scores, ranking = evaluate_with_ranking(given, split.topk, split.learned)
         if training:
             shutil.rmtree(training, ignore_errors=True)  # no longer needed
         numbers = {"map": scores["map"], "metrics": scores, "seconds": seconds}
@@ -218,22 +230,23 @@ class _Work:
         arrays = cell.features in (GIVEN, NUSWIDE)
         if not hasher.is_fitted() or (hasher.takes == "features" and not arrays):
             X: Any = self.features(cell.features) if arrays else self.source.images
-            rows = learning_rows(hasher, self.split)
+            rows = learning_rows(hasher, self.splits[0])
             hasher = clone(hasher).fit(X[rows], self.source.labels[rows], progress=self.progress, stop=self.stop)
         hasher.save(self.out / "model")
         if cell.features != GIVEN:
-            save_codes(self.out, *cell_codes(self.out, cell), self.source, self.split)
+            save_codes(self.out, *cell_codes(self.out, cell), self.source, self.splits[0])
 
-    def features(self, kind: str) -> Any:
-        """A kind that fails is not tried again."""
+    def features(self, kind: str, split: int = 0) -> Any:
+        """A kind that fails is not tried again; only those of NUS-WIDE are scaled by the training rows of a split."""
         images: Any = self.source.images
         if kind == GIVEN:
             return images
-        if kind != self.kind:
-            self.kind, self.array, self.error = kind, None, None
+        wanted = kind, split if kind == NUSWIDE else 0
+        if wanted != self.kind:
+            self.kind, self.array, self.error = wanted, None, None
             self.progress.say(f"{kind} features of {counted(len(images), 'image')}")
             try:
-                compute = self._nuswide if kind == NUSWIDE else partial(image_features, images, kind)
+                compute = partial(self._nuswide, split) if kind == NUSWIDE else partial(image_features, images, kind)
                 self.array = compute(progress=self.progress)
             except HashlensError as error:
                 self.error = error
@@ -241,19 +254,21 @@ class _Work:
             raise self.error
         return self.array
 
-    def _nuswide(self, progress: Progress) -> np.ndarray:
+    def _nuswide(self, split: int, progress: Progress) -> np.ndarray:
         from hashlens.features.nuswide import nuswide_features
 
         images: Any = self.source.images
         if not hasattr(images, "root"):
             raise UsageError(f"{NUSWIDE} features are files that come with NUS-WIDE; compare methods on its folder")
-        return nuswide_features(images.root, images.names, self.split.train, progress=progress)
+        return nuswide_features(images.root, images.names, self.splits[split].train, progress=progress)
 
 
 def _write(out: Path, result: dict[str, Any], commands: Sequence[str]) -> None:
     table = tables.map_table(result)
     tables.write_tables(out / "table", table, tables.title_of(result), result)
     asked = {"Methods": result["methods"], "Bits": result["bits"], "Seeds": result["seeds"]}
+    if len(result["splits"]) > 1:
+        asked["Split seeds"] = [split["seed"] for split in result["splits"]]
     report.write_page(
         out / "report.html",
         "comparison.html.j2",

@@ -1,7 +1,7 @@
-"""The cells of a comparison: methods, lengths, features and seeds in; what to compute, and what is finished, out.
+"""The cells of a comparison: methods, lengths, features, splits and seeds in; what to compute and what is finished out.
 
-A cell is a method on features with a length and a seed. Its file records what its numbers depend on, so that numbers
-made with different settings are never taken for it.
+A cell is a method on features with a length, a seed and a split. Its file records what its numbers depend on, so that
+numbers made with different settings are never taken for it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,13 @@ class Cell:
     method: str
     n_bits: int
     seed: int
+    split: int = 0  # its place among the splits
 
     @property
     def name(self) -> str:
         """Of its files; names of Hugging Face models contain a slash, and those with many settings are cut."""
-        whole = f"{self.features}-{self.method}-{self.n_bits}-{self.seed}"
+        split = f"-split-{self.split}" if self.split else ""
+        whole = f"{self.features}-{self.method}-{self.n_bits}-{self.seed}{split}"
         name = re.sub(r"[^\w.-]+", "_", whole)
         if len(name.encode()) <= NAME_BYTES:
             return name
@@ -104,7 +107,8 @@ class Cell:
         return f"{start}-{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
 
     def __str__(self) -> str:
-        return f"{self.method} on {self.features}, {self.n_bits} bits, seed {self.seed}"
+        split = f", split {self.split}" if self.split else ""
+        return f"{self.method} on {self.features}, {self.n_bits} bits, seed {self.seed}{split}"
 
 
 def plan_cells(
@@ -113,6 +117,7 @@ def plan_cells(
     bits: Sequence[int],
     features: Sequence[str],
     seeds: int,
+    splits: int,
     settings: Mapping[str, Any],
 ) -> dict[Cell, Hasher]:
     """Every cell with its hasher, those that share features together; wrong use is found here, before any work."""
@@ -147,10 +152,10 @@ def plan_cells(
         shared = {name: value for name, value in settings.items() if name in known[method]}
         shared |= _flat(variants[method].settings) | ({"features": kind} if kind and not given else {})
         for n_bits in dict.fromkeys(bits):
-            for seed in range(seeds):
+            for split, seed in product(range(splits), range(seeds)):
                 hasher: Any = apply(classes[method](n_bits, random_state=seed), shared)
                 # a network that is left to the method depends on the images
-                plan[Cell(kind or hasher._choose_backbone(images), method, n_bits, seed)] = hasher
+                plan[Cell(kind or hasher._choose_backbone(images), method, n_bits, seed, split)] = hasher
     return plan
 
 
@@ -165,16 +170,17 @@ def _require_features(kind: str) -> None:
         ) from error
 
 
-def identify(hashers: Mapping[Cell, Hasher], source: Source, split: Protocol) -> dict[Cell, dict[str, Any]]:
+def identify(hashers: Mapping[Cell, Hasher], source: Source, splits: Sequence[Protocol]) -> dict[Cell, dict[str, Any]]:
     """What the numbers of each cell depend on."""
     images: Any = source.images
     digest = hashlib.sha256(images.tobytes() if is_features(images) else images.fingerprint().encode())
     digest.update(np.ascontiguousarray(source.labels.values).tobytes())  # the split knows rows only
-    shared = {"source": source.name, "split_hash": split.fingerprint(), "data_hash": digest.hexdigest()}
+    shared = {"source": source.name, "data_hash": digest.hexdigest()}
+    hashes = [split.fingerprint() for split in splits]
     found = {}
     for cell, hasher in hashers.items():
         params = json.loads(json.dumps(to_json(hasher)))  # as it will be read again
-        found[cell] = asdict(cell) | shared | {"params": params}
+        found[cell] = asdict(cell) | shared | {"split_hash": hashes[cell.split], "params": params}
         weights = getattr(hasher, "weights", None)
         if weights is not None and Path(weights).is_file():
             found[cell]["weights_sha256"] = sha256(Path(weights))
@@ -212,19 +218,19 @@ def load_cell(
     out: Path, cell: Cell, identity: dict[str, Any], topk: int | None, progress: Progress
 ) -> tuple[dict[str, Any], np.ndarray] | None:
     """The finished cell and its average precisions; None if there is none or a file is damaged."""
-    from hashlens.results.compare.comparison import summarise_seeds
+    from hashlens.results.compare.comparison import summarise_cells
 
     path = cell_path(out, cell)
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         before = {key: saved[key] for key in identity} | {"topk": saved["metrics"]["topk"]}
-        summarise_seeds([saved])  # it has all that is needed
+        summarise_cells([saved])  # it has all that is needed
         with safe_open(cell_path(out, cell, "safetensors"), "numpy") as file:
             average_precision = file.get_tensor("average_precision")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError):
-        progress.say(f"note: {path} is damaged; {cell} is computed again")
+        progress.say(f"note: {path} is damaged or of an older version; {cell} is computed again")
         return None
     identity = identity | {"topk": topk}
     if before != identity:

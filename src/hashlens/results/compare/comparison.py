@@ -16,7 +16,7 @@ from hashlens.machine import machine, versions
 from hashlens.results import tables
 from hashlens.results.compare.cells import Cell, Variant
 from hashlens.results.figures import plot_map
-from hashlens.results.metrics import columns_of_metrics
+from hashlens.results.metrics import columns_of_metrics, mean_scores
 from hashlens.results.published import published
 from hashlens.results.runs import protocol_facts
 from hashlens.results.significance import PairedTest, paired_test
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Comparison:
-    """Methods compared on one split. It shows itself as a table; `result` has everything as plain JSON values."""
+    """Methods compared on the same splits. It shows itself as a table; `result` has everything as plain JSON values."""
 
     def __init__(self, result: dict[str, Any], average_precisions: Mapping[Cell, np.ndarray], out: Path | None = None):
         self.result, self.average_precisions, self.out = result, average_precisions, out
@@ -68,14 +68,26 @@ class Comparison:
         return find_row(self.result["rows"], method)
 
     def _test(self, a: tuple[str, str], b: tuple[str, str], lengths: Sequence[int]) -> PairedTest:
-        return paired_test(self._mean_average_precision(a, lengths), self._mean_average_precision(b, lengths))
+        """Over the queries of all splits that both have finished."""
+        first, second = (self._mean_average_precisions(key, lengths) for key in (a, b))
+        both = sorted(first.keys() & second.keys())
+        if not both:
+            bits = ", ".join(map(str, lengths))
+            raise UsageError(f"{a[1]} on {a[0]} or {b[1]} on {b[0]} is not finished at {bits} bits")
+        a_queries, b_queries = (np.concatenate([of[split] for split in both]) for of in (first, second))
+        return paired_test(a_queries, b_queries)
 
-    def _mean_average_precision(self, key: tuple[str, str], lengths: Sequence[int]) -> np.ndarray:
-        """(q,): of each query, mean over lengths and seeds."""
-        cells = [c for c in self.average_precisions if (c.features, c.method) == key and c.n_bits in lengths]
-        if {cell.n_bits for cell in cells} != set(lengths):
-            raise UsageError(f"{key[1]} on {key[0]} is not finished at {', '.join(map(str, lengths))} bits")
-        return np.mean([self.average_precisions[cell] for cell in cells], axis=0)
+    def _mean_average_precisions(self, key: tuple[str, str], lengths: Sequence[int]) -> dict[int, np.ndarray]:
+        """By split, (q,): of each query, mean over lengths and seeds; without the splits that lack a length."""
+        found: dict[int, list[Cell]] = {}
+        for cell in self.average_precisions:
+            if (cell.features, cell.method) == key and cell.n_bits in lengths:
+                found.setdefault(cell.split, []).append(cell)
+        return {
+            split: np.mean([self.average_precisions[cell] for cell in cells], axis=0)
+            for split, cells in found.items()
+            if {cell.n_bits for cell in cells} == set(lengths)
+        }
 
     def add_p_values(self, against: str | None = None) -> None:
         """At each length "p" of the paired test against a method or, by default, the best; None for that one itself."""
@@ -86,7 +98,10 @@ class Comparison:
             base = self.row(against) if against else best
             for row in self.result["rows"]:
                 tested = base is not None and base in rows and row in rows and row is not base
-                row["lengths"][n]["p"] = self.test(_key(row), _key(base), (int(n),)).p if base and tested else None
+                try:
+                    row["lengths"][n]["p"] = self.test(_key(row), _key(base), (int(n),)).p if base and tested else None
+                except UsageError:  # no split that both have finished
+                    row["lengths"][n]["p"] = None
 
 
 def find_row(rows: Sequence[dict[str, Any]], method: str) -> dict[str, Any]:
@@ -121,19 +136,19 @@ def summarise(
     failed: Mapping[Cell, str],
     variants: Mapping[str, Variant],
     source: str,
-    split: Protocol,
+    splits: Sequence[Protocol],
 ) -> dict[str, Any]:
     """The table as JSON: rows by kind of features, and the best mean MAP first within each."""
-    bits = list(dict.fromkeys(cell.n_bits for cell in cells))
+    bits, split = list(dict.fromkeys(cell.n_bits for cell in cells)), splits[0]
     rows = rows_of(cells, variants)
     for row in rows:
         own = [cell for cell in cells if (cell.features, cell.method) == _key(row)]
         lengths = {}
         for n_bits in bits:
-            seeds = [cell for cell in own if cell.n_bits == n_bits]
+            here = [cell for cell in own if cell.n_bits == n_bits]
             lengths[str(n_bits)] = {
-                **summarise_seeds([finished[cell] for cell in seeds if cell in finished]),
-                "errors": list(dict.fromkeys(failed[cell] for cell in seeds if cell in failed)),
+                **summarise_cells([finished[cell] for cell in here if cell in finished]),
+                "errors": list(dict.fromkeys(failed[cell] for cell in here if cell in failed)),
                 "printed": published(split.name, row["method"], n_bits, row["features"], len(split.database)),
             }
         row["mean_map"] = _mean([at["map"] for at in lengths.values() if at["map"] is not None])
@@ -153,21 +168,29 @@ def summarise(
         "n_finished": len(finished),
         "n_failed": len(failed),
         "protocol": protocol_facts(split),
+        "splits": [protocol_facts(split) for split in splits],
         "versions": versions(),
         "machine": machine(),
     }
 
 
-def summarise_seeds(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over the cells of one length, and the deviation of MAP where there are two or more."""
+def summarise_cells(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over the splits and seeds of one length, the deviations, and the numbers of each."""
     metrics = [cell["metrics"] for cell in cells]
-    maps = [scores["map"] for scores in metrics]
     curves = [[scores["pr_curve"][name] for scores in metrics] for name in ("precision", "recall")]
     precision, recall = (np.mean(curve, axis=0).tolist() if curve else [] for curve in curves)
     return {
-        "n_seeds": len(cells),
-        **{key: _mean([scores[key] for scores in metrics]) for key in columns_of_metrics()},
-        "map_deviation": float(np.std(maps, ddof=1)) if len(maps) > 1 else None,
+        "n_seeds": len({cell["seed"] for cell in cells}),
+        "n_splits": len({cell["split"] for cell in cells}),
+        **mean_scores(metrics),
+        "cells": [
+            {
+                "split": cell["split"],
+                "seed": cell["seed"],
+                **{key: cell["metrics"][key] for key in columns_of_metrics()},
+            }
+            for cell in cells
+        ],
         "pr_curve": {"precision": precision, "recall": recall} if cells else None,
         "seconds": {name: _mean([cell["seconds"][name] for cell in cells]) for name in ("fit", "encode")},
     }

@@ -35,6 +35,7 @@ def reproduce(
     bits: Sequence[int] | None = None,
     seeds: int | None = None,
     epochs: int | None = None,
+    splits: int = 1,
     settings: Mapping[str, Any] | None = None,
     nuswide: Path | None = None,
     mirflickr: Path | None = None,
@@ -45,13 +46,14 @@ def reproduce(
 ) -> dict[str, Any]:
     """Run a target, or "all", at a scale and write tables, figures and the page to `out`; gives its result.json.
 
-    `methods` restricts the tables to these; `bits`, `seeds` and `epochs` replace those of the scale; `settings` are for
-    the methods that train a network, such as backbone. `command` is what to type to repeat it.
+    `methods` restricts the tables to these; `bits`, `seeds` and `epochs` replace those of the scale; `splits` is the
+    number of random splits; `settings` are for the methods that train a network, such as backbone. `command` is what to
+    type to repeat it.
     """
     if target not in (*TARGETS, ALL):
         raise UsageError(f"there is no target '{target}'; choose one of {', '.join(TARGETS)} or {ALL}")
     progress = Progress.of(progress)
-    chosen = choose_scale(scale, bits, seeds, epochs)
+    chosen = choose_scale(scale, bits, seeds, epochs, splits)
     for method in methods:
         hasher_class(method)  # an unknown one is refused
     data = Data(chosen, nuswide, mirflickr, from_file, progress.say)

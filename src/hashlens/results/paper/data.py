@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hashlens.data import Source, make_protocol, open_source, readable
+from hashlens.data import Source, make_protocols, open_source, readable
 from hashlens.data.protocols import Protocol, with_training_size
 from hashlens.errors import DataError, UsageError
 
@@ -31,6 +31,7 @@ class Scale:
     bits: tuple[int, ...] = (12, 24, 32, 48)  # of tables 1 and 2, and of unseen classes
     bits_table3: tuple[int, ...] = (16, 24, 32, 48)
     seeds: int = 3
+    splits: int = 1  # random ones, with the seeds 0, 1, ...
     epochs: int | None = None  # of every network; None: the method's own
     network: str = "efficientnet-lite0"  # whose features stand in for those of CNN-F
     every_method: bool = True  # also those that the paper's tables do not have
@@ -57,12 +58,16 @@ SCALES = {scale.name: scale for scale in (SMOKE, SMALL, FULL)}
 
 
 def choose_scale(
-    name: str, bits: Sequence[int] | None = None, seeds: int | None = None, epochs: int | None = None
+    name: str,
+    bits: Sequence[int] | None = None,
+    seeds: int | None = None,
+    epochs: int | None = None,
+    splits: int = 1,
 ) -> Scale:
-    """The scale of that name, with other lengths of the tables, seeds or epochs where they are given."""
+    """The scale of that name, with other lengths of the tables, seeds, epochs or splits where they are given."""
     if name not in SCALES:
         raise UsageError(f"there is no scale '{name}'; choose one of {', '.join(SCALES)}")
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"splits": splits}
     if bits:
         changes |= {"bits": tuple(bits), "bits_table3": tuple(bits), "examples_bits": max(bits)}
     if seeds is not None:
@@ -97,14 +102,18 @@ class Data:
         return Source("digits", whole.images[:DIGITS], whole.labels[np.arange(DIGITS)])
 
     @cached_property
-    def setting1(self) -> Protocol:
+    def setting1(self) -> list[Protocol]:
+        """One or several splits."""
         if self.real:
-            return make_protocol(self.source, "cifar10-1")
-        return with_training_size(self.setting2, self.source.labels, DIGITS_TRAIN)
+            return self.splits(self.source, "cifar10-1")
+        return [with_training_size(split, self.source.labels, DIGITS_TRAIN) for split in self.setting2]
 
     @cached_property
-    def setting2(self) -> Protocol:
-        return make_protocol(self.source, "cifar10-2" if self.real else "split")
+    def setting2(self) -> list[Protocol]:
+        return self.splits(self.source, "cifar10-2" if self.real else "split")
+
+    def splits(self, source: Source, protocol: str) -> list[Protocol]:
+        return make_protocols(source, protocol, splits=self.scale.splits)
 
     @cached_property
     def nuswide(self) -> Source | str:

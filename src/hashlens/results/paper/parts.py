@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hashlens.data import Source, make_protocol
+from hashlens.data import Source
 from hashlens.data.protocols import Protocol, with_training_size
 from hashlens.errors import UsageError
 from hashlens.features.extractor import GIST
@@ -32,17 +32,21 @@ PORT: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One comparison of a target: methods on one split."""
+    """One comparison of a target: methods on the same splits."""
 
     title: str
     folder: str  # of its cells
     source: Source | str  # or why the data are missing
-    protocol: Protocol | None
+    splits: Sequence[Protocol]  # none where the data are missing
     methods: Sequence[str | Variant]
     bits: tuple[int, ...]
     features: tuple[str, ...] = ()
     paper: str | None = None  # the protocol of the printed numbers
     genuine: bool = True  # whether the data are those of the printed numbers
+
+    @property
+    def protocol(self) -> Protocol | None:
+        return self.splits[0] if self.splits else None
 
     @property
     def variants(self) -> list[Variant]:
@@ -106,13 +110,13 @@ class Plan:
         return [self._setting1(_changed("lambda_", self.scale.lambdas, 100), self.scale.lambda_bits)]
 
     def sizes(self) -> list[Part]:
-        usual, split = self._setting1(["dtsh"], (self.scale.size_bits,)), self.data.setting1
-        others = {n: with_training_size(split, self.data.source.labels, n) for n in self.scale.sizes}
+        usual, labels = self._setting1(["dtsh"], (self.scale.size_bits,)), self.data.source.labels
+        others = {n: [with_training_size(split, labels, n) for split in usual.splits] for n in self.scale.sizes}
         return [
             usual
-            if n == len(split.train)
-            else replace(usual, title=f"{n:,} training images", folder=f"{usual.folder}-train-{n}", protocol=other)
-            for n, other in others.items()
+            if n == len(usual.splits[0].train)
+            else replace(usual, title=f"{n:,} training images", folder=f"{usual.folder}-train-{n}", splits=splits)
+            for n, splits in others.items()
         ]
 
     def examples(self) -> list[Part]:
@@ -121,19 +125,19 @@ class Plan:
     def port(self) -> list[Part]:
         from hashlens.hashers.deep.dtsh_port import DTSHPort, port_settings
 
-        how = self.scale.port_bits, len(self.data.setting1.train), self.scale.port_epochs
+        how = self.scale.port_bits, len(self.data.setting1[0].train), self.scale.port_epochs
         variants = [Variant(name, DTSHPort, port_settings(changed, *how)) for name, changed in PORT.items()]
         return [self._setting1(variants, (self.scale.port_bits,))]
 
     def unseen(self) -> list[Part]:
-        split, features = make_protocol(self.data.source, "unseen"), (self.scale.network,)
-        return [self._part("unseen classes", "unseen", split, self._asked(UNSEEN), self.scale.bits, features)]
+        splits, features = self.data.splits(self.data.source, "unseen"), (self.scale.network,)
+        return [self._part("unseen classes", "unseen", splits, self._asked(UNSEEN), self.scale.bits, features)]
 
     def _part(
         self,
         title: str,
         folder: str,
-        split: Protocol,
+        splits: Sequence[Protocol],
         methods: Sequence[str | Variant],
         bits: tuple[int, ...],
         features: tuple[str, ...] = (),
@@ -141,7 +145,7 @@ class Plan:
     ) -> Part:
         data = self.data
         title, folder = f"{data.name}, {title}", f"{data.scale.data}-{folder}"
-        return Part(title, folder, data.source, split, methods, bits, features, paper, data.real)
+        return Part(title, folder, data.source, splits, methods, bits, features, paper, data.real)
 
     def _setting1(self, methods: Sequence[str | Variant], bits: tuple[int, ...], *more: Any) -> Part:
         return self._part("setting 1", "1", self.data.setting1, methods, bits, *more)
@@ -151,11 +155,11 @@ class Plan:
     ) -> Part:
         source = self.data.nuswide
         if isinstance(source, Source):
-            split = make_protocol(source, protocol)
-            return Part(title, protocol, source, split, methods, bits, features, protocol)
+            splits = self.data.splits(source, protocol)
+            return Part(title, protocol, source, splits, methods, bits, features, protocol)
         methods = [method for method in methods if method in printed_numbers()[protocol]]
         kinds = tuple(kind if kind == NUSWIDE else "cnn-f" for kind in features)
-        return Part(title, protocol, source, None, methods, bits, kinds, protocol)
+        return Part(title, protocol, source, (), methods, bits, kinds, protocol)
 
     def _multi_label(self, methods: Sequence[str], features: tuple[str, ...], stand_in: tuple[str, ...]) -> list[Part]:
         """NUS-WIDE, setting 1, and MIRFLICKR-25K where its folder is given."""
@@ -163,8 +167,8 @@ class Plan:
         parts = [self._nuswide("nuswide-1", "NUS-WIDE, setting 1", methods, bits, features)]
         if isinstance(other, Source):
             # NUS-WIDE's numbers are of other images and other labels, so there are none here
-            title, split = "MIRFLICKR-25K in place of NUS-WIDE", make_protocol(other, "mirflickr")
-            parts.append(Part(title, "mirflickr", other, split, methods, bits, stand_in))
+            title, splits = "MIRFLICKR-25K in place of NUS-WIDE", self.data.splits(other, "mirflickr")
+            parts.append(Part(title, "mirflickr", other, splits, methods, bits, stand_in))
         return parts
 
     def _asked(self, methods: Sequence[str]) -> list[str]:
@@ -187,7 +191,7 @@ class Plan:
                 part.bits,
                 features=part.features,
                 seeds=self.scale.seeds,
-                protocol=part.protocol,
+                protocol=part.splits,
                 settings=self.settings_of(part),
                 out=self.out / "comparisons" / f"{self.scale.name}-{part.folder}",
                 share=True,
@@ -232,7 +236,7 @@ def not_run(part: Part) -> Comparison:
         for n in part.bits
     ]
     nothing = np.array([])
-    result = summarise(cells, {}, {}, variants, part.title, Protocol(part.paper or "", nothing, nothing, nothing))
+    result = summarise(cells, {}, {}, variants, part.title, [Protocol(part.paper or "", nothing, nothing, nothing)])
     return Comparison(result | {"definition": part.source}, {})
 
 

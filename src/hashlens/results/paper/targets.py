@@ -29,7 +29,7 @@ class Target:
 def run_target(name: str, plan: Plan, command: str) -> Section:
     target = TARGETS[name]
     done = [(part, plan.run(part)) for part in target.parts(plan)]
-    splits = [{"data": c.result["source"], **c.result["protocol"]} for part, c in done if part.protocol]
+    splits = [{"data": c.result["source"], **split} for part, c in done if part.splits for split in c.result["splits"]]
     section = Section(name, target.title, plan.scale.name, splits=splits, command=command)
     target.show(section, plan, done)
     return section
@@ -138,7 +138,7 @@ def show_port(section: Section, plan: Plan, done: Done) -> None:
 def show_unseen(section: Section, plan: Plan, done: Done) -> None:
     """Retrieval among classes that were not trained on."""
     part, found = done[0]
-    assert not isinstance(part.source, str) and part.protocol is not None
+    assert part.protocol is not None
     maps, p = _by_label(found, "map"), _p_against_dtsh(found)
     both = {name: lengths for name, lengths in maps.items() if name in ("DTSH", "ClassifierCode")}
     claim = "on unseen classes DTSH is above the code of a classifier"
@@ -147,11 +147,8 @@ def show_unseen(section: Section, plan: Plan, done: Done) -> None:
         replace(leads("DTSH", both, p), claim=claim),
     ]
     _add_table(section, plan, found, section.target, part.title)
-    labels = part.source.labels[part.protocol.query]
-    chance = float(((labels.counts() / len(labels)) ** 2).sum())
     section.notes += [
         part.protocol.description,
-        f"a random order has a MAP of about {chance:.2f}",
         "methods without labels learn from the database, that is from images of these classes; the others do not",
     ]
 
