@@ -126,9 +126,7 @@ def train(
         config, typed = _asked(context.params)
         if tune is not None:
             if splits > 1:
-                raise UsageError(
-                    "--tune chooses settings on one split, which would see queries of others; omit --splits"
-                )
+                raise UsageError("--tune would see the queries of all splits but one; omit --splits")
             if triplets or preset:
                 what = "--triplets" if triplets else "--preset"
                 raise UsageError(f"--tune chooses settings by labels, which {what} does without; omit one of the two")

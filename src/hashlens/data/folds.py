@@ -1,9 +1,9 @@
 """Folds: training rows in; rows to learn from and rows held back out, with near-duplicates always on the same side.
 
-Near-duplicates are rows whose features, after the mean of all rows is subtracted, have a cosine similarity above
-`ALIKE`; for images these features are the pixels of small thumbnails. Near-duplicates of near-duplicates are together,
-too. If that joins more than a tenth of all rows, as with few columns, only equal rows count. Every fold has its share
-of each class; an image with several labels counts for the rarest of them.
+Near-duplicates are near-identical images (see duplicates.py) or, among features, rows that have a cosine similarity
+above `ALIKE` after the mean of all rows is subtracted; near-duplicates of near-duplicates are together, too. If that
+joins more than a tenth of all rows, as with few columns, only equal rows count. Every fold has its share of each class;
+an image with several labels counts for the rarest of them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL.Image import Resampling
 
+from hashlens.data.duplicates import near_identical
 from hashlens.data.images import Images
 from hashlens.data.labels import Labels, require_differences
 from hashlens.data.protocols import Protocol
 from hashlens.data.sources import Source
 from hashlens.errors import DataError
-from hashlens.machine import blocks, work_ahead
+from hashlens.machine import blocks
 from hashlens.progress import counted
 
 ALIKE = 0.95
-SIDE = 16  # of a thumbnail
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +64,15 @@ class TrainingRows:
 
 def near_duplicates(images: Any) -> np.ndarray:
     """(n,) the number of each row's group; most groups are a single row."""
+    if isinstance(images, Images):
+        groups = np.arange(len(images))
+        for group in near_identical(images):
+            groups[group] = group[0]
+        return groups
     from scipy import sparse
     from scipy.sparse.csgraph import connected_components
 
-    given = thumbnails(images) if isinstance(images, Images) else np.asarray(images, np.float32)
+    given = np.asarray(images, np.float32)
     rows = given - given.mean(0)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float32).tiny)
     alike = [sparse.csr_array(rows[part] @ rows.T > ALIKE) for part in blocks(len(rows), 1024)]
@@ -76,13 +80,3 @@ def near_duplicates(images: Any) -> np.ndarray:
     if np.bincount(groups).max() > max(2, len(rows) / 10):
         groups = np.unique(given, axis=0, return_inverse=True)[1]
     return groups
-
-
-def thumbnails(images: Images) -> np.ndarray:
-    """(n, SIDE * SIDE * 3) float32."""
-
-    def shrink(part: slice) -> list[np.ndarray]:
-        small = (images.image(row, at_least=SIDE) for row in range(part.start, part.stop))
-        return [np.asarray(image.resize((SIDE, SIDE), Resampling.BOX), np.float32).ravel() for image in small]
-
-    return np.stack([one for found in work_ahead(shrink, blocks(len(images), 64)) for one in found])
