@@ -42,6 +42,7 @@ class Setting:
     choices: tuple[Any, ...] | None = None
     types: tuple[Any, ...] = ()
     part: str | None = None  # the field that it belongs to, such as training
+    published: Any = ...  # the value for the paper's tables, where it is not the default
 
     @property
     def range(self) -> str:
@@ -77,9 +78,11 @@ class Setting:
         return text  # `require` refuses it with a sentence
 
 
-def setting(default: Any, help: str, *, choices: Iterable[Any] | None = None, **limits: float) -> Any:
+def setting(
+    default: Any, help: str, *, choices: Iterable[Any] | None = None, published: Any = ..., **limits: float
+) -> Any:
     """The dataclass field of a setting; limits are low, high, above and below."""
-    facts: dict[str, Any] = {"choices": tuple(choices) if choices else None, **limits}
+    facts: dict[str, Any] = {"choices": tuple(choices) if choices else None, "published": published, **limits}
     metadata = {"setting": Setting("", default, help, **facts)}
     if isinstance(default, list):  # each object has its own
         return field(default_factory=default.copy, metadata=metadata)

@@ -93,7 +93,7 @@ def compare(
     if keep and folder is None:
         raise UsageError("keep needs a folder for the model; give out")
     variants = Variant.by_name(methods)
-    hashers = plan_cells(source.images, variants, bits, features, seeds, settings or {})
+    hashers = plan_cells(source.images, variants, bits, features, seeds, settings or {}, len(split.train))
     if against:
         find_row(rows_of(hashers, variants), against)  # an unknown or ambiguous one is refused
     identities = identify(hashers, source, split)
