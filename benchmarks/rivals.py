@@ -53,8 +53,8 @@ TRIALS = {
     "dgh": grid(n_anchors=[300, 800]),
     "mlh": grid(n_epochs=[10, 30]),
     "dh-supervised": [
-        *grid(lambda1=[0.05], lambda2=[5e-7], lambda3=[5e-7], epochs=[60]),
-        *grid(lambda1=[1.0], lambda2=[1.0, 100.0], lambda3=[1e-6], epochs=[60]),
+        *grid(lambda1=[0.05], lambda2=[5e-7], epochs=[60]),
+        *grid(lambda1=[1.0], lambda2=[1.0, 100.0], epochs=[60]),
     ],
     "splh": grid(restart=[None, 0.2, 0.4]),
     "fasth": grid(n_trees=[200, 500]),

@@ -123,4 +123,4 @@ def test_pairs_of_a_class_are_drawn_together(clusters):
         apart.append(between_less_within(h, torch.from_numpy(y)).item())
     assert apart[0] < apart[1] < apart[2]
     without = SupervisedDeepHashing(8, alpha=0.0, epochs=3).fit(X, y)  # the other method
-    assert np.array_equal(without.project(X), DeepHashing(8, epochs=3).fit(X).project(X))
+    assert np.array_equal(without.project(X), DeepHashing(8, lambda1=1.0, lambda2=100.0, epochs=3).fit(X).project(X))

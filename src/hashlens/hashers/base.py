@@ -92,10 +92,11 @@ class Hasher(Declared, ScikitLearn):
         """With its default settings or, for "published", those of its paper."""
         if name is None:
             return cls(n_bits)
-        if name != "published" or not hasattr(cls, "published"):
+        published: Any = getattr(cls, "published", None)
+        if name != "published" or published is None:
             has = "methods on features, dtsh and dpsh have published"
             raise UsageError(f"there is no preset '{name}' for {cls.name}; {has}")
-        return cls.published(n_bits, n_train)
+        return published(n_bits, n_train)
 
     def set_params(self, **params: Any) -> Self:
         """As in scikit-learn; `training__epochs=3` changes one setting of `training`."""

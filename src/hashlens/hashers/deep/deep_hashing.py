@@ -29,16 +29,16 @@ class DeepHashing(FeatureNetwork):
     Differences from the paper: Adam on batches instead of gradient descent on all rows; layers for lengths between the
     paper's 16, 32 and 64 bits by interpolation. Features are centred and divided by one number, so that the initial
     outputs of the first layer have variance 1 on average. The first term is a mean over rows, where the paper prints a
-    sum: next to it, the other terms would count less the more rows there are. `published` divides the paper's weights,
-    100, 0.001 and 0.001, by the number of rows instead.
+    sum: next to it, the other terms would count less the more rows there are. The weights are the paper's for 5,000
+    rows; `published` has those for your number of rows.
     """
 
     name = "dh"
     supervised = False
 
-    lambda1: float = setting(1.0, "weight of the variance of bits; paper: 100 / rows", low=0)
-    lambda2: float = setting(100.0, "weight of orthogonal rows; paper: 0.001 / rows", low=0)
-    lambda3: float = setting(1e-6, "weight decay; paper: 0.001 / rows", low=0)
+    lambda1: float = setting(0.02, "weight of the variance of bits; paper: 100 / rows", low=0)
+    lambda2: float = setting(2e-7, "weight of orthogonal rows; paper: 0.001 / rows", low=0)
+    lambda3: float = setting(2e-7, "weight decay; paper: 0.001 / rows", low=0)
 
     @classmethod
     def published(cls, n_bits: int = 48, n_train: int = 5_000, **changes: Any) -> Self:
@@ -72,12 +72,15 @@ class SupervisedDeepHashing(DeepHashing):
     As DeepHashing, with one more term inside the second: alpha times the mean of |h - h'|^2 over pairs of rows that
     share no label, minus the mean over pairs that share one.
 
-    Differences from the paper: as in DeepHashing; and the pairs are those of a batch.
+    Differences from the paper: as in DeepHashing; and the pairs are those of a batch. lambda1 and lambda2 are larger,
+    without which the labels hardly count.
     """
 
     name = "dh-supervised"
     supervised = True
 
+    lambda1: float = setting(1.0, "weight of the variance of bits; paper: 100 / rows", low=0)
+    lambda2: float = setting(100.0, "weight of orthogonal rows; paper: 0.001 / rows", low=0)
     alpha: float = setting(1.0, "weight of the labels; paper: 1", low=0)
 
 

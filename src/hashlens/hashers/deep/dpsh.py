@@ -102,8 +102,9 @@ class DPSHLoss(Loss):
                 others, other_labels = self.bank.to(u.dtype), self.labels
         same = same_class(labels, other_labels)
         theta = u @ others.T / 2  # (b, n), or (b, b)
-        if self.balance and 0 < (share := same.float().mean()) < 1:
-            nll = ((F.softplus(theta) - theta * same) * torch.where(same, 0.5 / share, 0.5 / (1 - share))).mean()
+        if self.balance and 0 < (share := same.double().mean().item()) < 1:
+            weights = torch.where(same, theta.new_tensor(0.5 / share), theta.new_tensor(0.5 / (1 - share)))
+            nll = ((F.softplus(theta) - theta * same) * weights).mean()
         else:
             nll = F.softplus(theta).mean() - (theta * same).mean()
         active = ((theta > 0) != same).float().mean().item()
