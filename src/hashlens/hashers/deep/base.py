@@ -196,7 +196,7 @@ class DeepHasher(Hasher):
             for seen in (X, *(Windows(X, seed) for seed in range(self.training.windows)))
             for flipped in ([False, True] if flip else [False])
         ]
-        return ArrayInputs(views), self.network_[cut:]
+        return ArrayInputs(views), nn.Sequential(*list(self.network_)[cut:])
 
     def extractor(self) -> Extractor | None:
         return None if self.backbone_ == "none" else self._whole()
