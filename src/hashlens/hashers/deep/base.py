@@ -94,7 +94,8 @@ class DeepHasher(Hasher):
         device = choose_device(self.training.device)
         self._build(X)
         inputs, network = self._inputs(X, device, progress)
-        self._start(network, inputs, labels, loss)
+        with torch.random.fork_rng():  # new layers draw weights
+            self._start(network, inputs, labels, loss)
         frozen = self.network_[: 1 + self.frozen_blocks_].state_dict() if self.frozen_blocks_ else {}
         data = X.tobytes() if isinstance(X, np.ndarray) else X.fingerprint().encode()
         identity = {  # what a checkpoint must agree with and does not contain
@@ -120,7 +121,8 @@ class DeepHasher(Hasher):
         )
         self._keep(loss)
         if isinstance(self.network_[-1], Standardised):
-            self.network_[-1] = self.network_[-1].cpu().dense()
+            with torch.random.fork_rng():
+                self.network_[-1] = self.network_[-1].cpu().dense()
         set_layout(self.network_.to("cpu"), torch.contiguous_format).eval()
         if self.backbone_.startswith(OWN):
             self.probe_ = self._whole().probe
