@@ -35,9 +35,7 @@ class KSH(KernelHasher):
     width: float = setting(
         1 / 3, "kernel width relative to the mean squared distance to anchors; paper: 1", published=1.0, above=0
     )
-    ridge: float = setting(
-        1e-3, "ridge of K^T K relative to the mean of its diagonal; released code: none", published=1e-06, above=0
-    )
+    ridge: float = setting(1e-3, "ridge of K^T K relative to the mean of its diagonal", published=1e-06, above=0)
     n_iterations: int = setting(50, "maximum gradient steps per bit; released code: 500, no better on CIFAR-10", low=0)
 
     def _learn_projection(self, X: np.ndarray, K: np.ndarray, labels: Labels) -> np.ndarray:

@@ -26,7 +26,7 @@ class RSH(LinearHasher):
     rotation V is as good, and a random one is taken, which spreads the few directions that classes differ in over all
     bits. Where A is zero any direction is as good, and those are taken along which rows vary least. Where there are
     fewer features than bits, which the paper does not treat, there are as many directions as features. lambda is
-    not printed; `published` has 1.
+    our choice; `published` has 1.
     """
 
     lambda_: float = setting(
