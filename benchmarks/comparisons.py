@@ -27,8 +27,9 @@ MIRFLICKR = "mirflickr25k"
 
 # name of the result: arguments of hashlens compare
 RUNS = {
-    "cifar10-gist": ["cifar10", "--methods", QUICK, "--features", "gist", "--seeds", "3"],
-    "cifar10-gist-slow": ["cifar10", "--methods", SLOW, "--features", "gist"],
+    "cifar10-gist": ["cifar10", "--methods", QUICK, "--features", "gist", "--seeds", "3", "--preset", "published"],
+    "cifar10-gist-slow": ["cifar10", "--methods", SLOW, "--features", "gist", "--preset", "published"],
+    "cifar10-gist-tuned": ["cifar10", "--methods", TABLE1, "--features", "gist"],
     "cifar10-gist-networks": ["cifar10", "--methods", "semantic,dh,dh-supervised", "--features", "gist"],
     "cifar10-deep": ["cifar10", "--methods", f"lsh,{TABLE1}", "--features", "deep"],
     "cifar10-resnet50": ["cifar10", "--methods", TABLE1, "--features", "resnet50@112"],

@@ -47,6 +47,7 @@ class Setting:
     types: tuple[Any, ...] = ()
     search: tuple[float, float] | list[Any] | None = None
     part: str | None = None  # the field that it belongs to, such as training
+    published: Any = ...  # the value for the paper's tables, where it is not the default
 
     @property
     def range(self) -> str:
@@ -95,10 +96,12 @@ def setting(
     *,
     choices: Iterable[Any] | None = None,
     search: tuple[float, float] | list[Any] | None = None,
+    published: Any = ...,
     **limits: float,
 ) -> Any:
-    """The dataclass field of a setting; limits are low, high, above and below, `search` is as in `Setting`."""
-    facts: dict[str, Any] = {"choices": tuple(choices) if choices else None, "search": search, **limits}
+    """The dataclass field of a setting; limits are low, high, above and below, the rest is as in `Setting`."""
+    facts: dict[str, Any] = {"choices": tuple(choices) if choices else None, "search": search, "published": published}
+    facts |= limits
     metadata = {"setting": Setting("", default, help, **facts)}
     if isinstance(default, list):  # each object has its own
         return field(default_factory=default.copy, metadata=metadata)

@@ -474,7 +474,7 @@ def test_a_table_with_a_split(hashlens, tmp_path):
     ("arguments", "words"),
     [
         (["--preset", "fast"], ["no preset 'fast'"]),
-        (["--method", "itq", "--preset", "published"], ["no preset 'published' for itq"]),
+        (["--method", "ninh", "--preset", "published"], ["no preset 'published' for ninh"]),
         (["--method", "itq", "--set", "alpha=3"], ["itq has no setting 'alpha'", "hashlens methods itq"]),
         (["--method", "lsh", "--epochs", "3"], ["lsh has no setting 'epochs'"]),
         (["--quirk", "transposed-test-batch"], ["for cifar10", "digits"]),

@@ -50,7 +50,7 @@ def test_classes_less_one_have_correlations(clusters):
 def test_projection_is_scaled_and_rotated(clusters):
     X, y = clusters
     hasher = CCAITQ(12, random_state=5).fit(X, y)
-    W, correlations = canonical_directions(X - X.mean(0), np.eye(4)[y], 12, 1e-4)
+    W, correlations = canonical_directions(X - X.mean(0), np.eye(4)[y], 12, hasher.rho)
     V = (X - X.mean(0)) @ W * correlations
     R = quantising_rotation(V, 50, 5)
     np.testing.assert_allclose(R.T @ R, np.eye(12), atol=1e-8)

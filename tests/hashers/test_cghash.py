@@ -170,7 +170,7 @@ def test_bits_are_repeated_equally_often(clusters):
 def test_projections_are_those_of_the_hyperplanes(clusters):
     """Rows are centred and scaled to a spread of 1 for the search; the bias is that of the constant column."""
     X, y = clusters
-    hasher = CGHash(4, random_state=3).fit(X, y)
+    hasher = CGHash(4, C=C, n_triplets=10, random_state=3).fit(X, y)
     rng = np.random.default_rng(3)
     scaled = np.column_stack([(X - X.mean(0)) / (X - X.mean(0)).std(), np.ones(200)])
     search = BitSearch(scaled, draw_triplets(Labels.of(y), 10, rng), 2, 20, rng)

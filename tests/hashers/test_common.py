@@ -50,6 +50,13 @@ def test_the_table_says_what_the_class_says(name):
     assert "Differences from the paper:" in cls.__doc__
 
 
+@pytest.mark.parametrize("name", [name for name in METHODS if hasattr(hasher_class(name), "published")])
+def test_published_settings_can_be_changed(name):
+    cls = hasher_class(name)
+    assert cls.published(16, 1000).n_bits == 16 and cls.published(random_state=3).random_state == 3
+    assert cls.preset("published", 16, 1000).get_params()["n_bits"] == 16
+
+
 @pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].path.startswith("deep.")])
 def test_the_global_random_state_of_torch_is_untouched(name, clusters):
     torch.manual_seed(6)

@@ -17,16 +17,15 @@ from hashlens.hashers.deep.deep_hashing import (
 from hashlens.hashers.deep.feature_network import dense_layers
 
 
-def slow_objective(u, layers, n, lambda1, lambda2, lambda3, alpha, labels):
-    """Divided by the number n of rows, of which those of u are a sample."""
+def slow_objective(u, layers, lambda1, lambda2, lambda3, alpha, labels):
     h = np.tanh(u)
     total = sum(0.5 * (np.where(row > 0, 1, -1) - row) @ (np.where(row > 0, 1, -1) - row) for row in h) / len(h)
-    total -= lambda1 / (2 * n) * sum(row @ row for row in h) / len(h)
+    total -= lambda1 / 2 * sum(row @ row for row in h) / len(h)
     if alpha:
-        total -= lambda1 / (2 * n) * alpha * slow_between_less_within(h, labels)
+        total -= lambda1 / 2 * alpha * slow_between_less_within(h, labels)
     for W, c in layers:
-        total += lambda2 / (2 * n) * np.linalg.norm(W @ W.T - np.eye(len(W))) ** 2
-        total += lambda3 / (2 * n) * (np.linalg.norm(W) ** 2 + c @ c)
+        total += lambda2 / 2 * np.linalg.norm(W @ W.T - np.eye(len(W))) ** 2
+        total += lambda3 / 2 * (np.linalg.norm(W) ** 2 + c @ c)
     return total
 
 
@@ -46,13 +45,13 @@ def test_against_loops(rng, name, alpha):
     labels = np.array(BATCHES[name])
     torch.manual_seed(0)
     network = dense_layers([6, 5, 4, 3], nn.Tanh).double()
-    loss = DeepHashingLoss(network, 50, 30.0, 0.2, 0.3, alpha)
+    loss = DeepHashingLoss(network, 30.0, 0.2, 0.3, alpha)
     layers = [(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in loss.layers]
     u = rng.normal(size=(len(labels), 3))
     x = torch.tensor(u, requires_grad=True)
     value = loss(x, labels)
     value.backward()
-    rest = (layers, 50, 30.0, 0.2, 0.3, alpha, labels)
+    rest = (layers, 30.0, 0.2, 0.3, alpha, labels)
     assert value.item() == pytest.approx(slow_objective(u, *rest), rel=1e-10)
     np.testing.assert_allclose(x.grad, differences(lambda z: slow_objective(z, *rest), u), rtol=1e-5, atol=1e-8)
 
@@ -62,7 +61,7 @@ def test_gradient_through_the_layers():
     network = dense_layers([4, 3, 3, 2], nn.Tanh).double()
     x = torch.randn(6, 4, dtype=torch.float64)
     labels = Labels.of(np.array([0, 1, 0, 1, 2, 2]))
-    loss = DeepHashingLoss(network, 6, 3.0, 0.2, 0.3, 1.0)
+    loss = DeepHashingLoss(network, 3.0, 0.2, 0.3, 1.0)
     value = loss(network(x), labels)
     gradients = torch.autograd.grad(value, list(network.parameters()))
     for parameter, gradient in zip(network.parameters(), gradients, strict=True):
@@ -124,4 +123,4 @@ def test_pairs_of_a_class_are_drawn_together(clusters):
         apart.append(between_less_within(h, torch.from_numpy(y)).item())
     assert apart[0] < apart[1] < apart[2]
     without = SupervisedDeepHashing(8, alpha=0.0, epochs=3).fit(X, y)  # the other method
-    assert np.array_equal(without.project(X), DeepHashing(8, epochs=3).fit(X).project(X))
+    assert np.array_equal(without.project(X), DeepHashing(8, lambda1=1.0, lambda2=100.0, epochs=3).fit(X).project(X))

@@ -13,7 +13,7 @@ from hashlens.hashers.deep.training import Training
 
 
 def filled_loss(labels, n_bits, rng, eta_bar=0.3):
-    loss = DPSHLoss(n_bits, labels, eta_bar * len(labels), 0.0).double()
+    loss = DPSHLoss(n_bits, labels, eta_bar * len(labels), balance=False).double()
     loss.bank[:] = torch.tensor(rng.normal(size=(len(labels), n_bits)))
     return loss
 
@@ -47,7 +47,7 @@ def test_bank_is_zero_then_holds_the_latest_outputs(rng):
 
 def test_images_not_yet_seen_cost_log_2_and_have_no_gradient(rng):
     labels = np.arange(1000) % 4
-    loss = DPSHLoss(3, labels, 0.0, 0.0).double()
+    loss = DPSHLoss(3, labels, 0.0, balance=False).double()
     u = rng.normal(size=(1, 3))
     value, gradient, _ = value_and_gradient(loss, u, labels[:1], np.array([0]))
     theta = (u @ u.T).item() / 2
@@ -58,7 +58,7 @@ def test_images_not_yet_seen_cost_log_2_and_have_no_gradient(rng):
 def test_at_first_a_batch_is_paired_with_itself(rng):
     """As the loss without a memory, whose eta counts against the pairs of the batch and not of the training set."""
     labels, rows, u = np.arange(40) % 4, np.array([3, 8, 11, 20]), rng.normal(size=(4, 6))
-    loss = DPSHLoss(6, labels, 12.0).double()
+    loss = DPSHLoss(6, labels, 12.0, memory_from=0.5).double()
     loss.begin_epoch(1, 4)
     first = value_and_gradient(loss, u, labels[rows], rows)
     alone = value_and_gradient(DPSHLoss(6, eta=12.0 * 4 / 40), u, labels[rows])
@@ -66,6 +66,23 @@ def test_at_first_a_batch_is_paired_with_itself(rng):
     np.testing.assert_array_equal(loss.bank[rows], u)
     loss.begin_epoch(2, 4)
     assert value_and_gradient(loss, u, labels[rows], rows)[0] != pytest.approx(first[0]), "now with all that was seen"
+
+
+def test_balanced_pairs_weigh_as_much_on_either_side(rng):
+    labels, u = np.array([0, 0, 0, 1, 2, 2]), rng.normal(size=(6, 5))
+    terms = {True: [], False: []}
+    for i in range(6):
+        for j in range(6):
+            theta, same = u[i] @ u[j] / 2, bool(labels[i] == labels[j])
+            terms[same].append(math.log1p(math.exp(theta)) - same * theta)
+    value, *_ = value_and_gradient(DPSHLoss(5, eta=0.0), u, labels)
+    assert value == pytest.approx((np.mean(terms[True]) + np.mean(terms[False])) / 2, rel=1e-10)
+
+
+def test_the_hash_layer_learns_on_centred_features(clusters):
+    X, y = clusters
+    shifted = [DPSH(8, training=Training(epochs=1)).fit(X + far, y).encode(X + far).signs() for far in (0, 50)]
+    assert (shifted[0] == shifted[1]).mean() > 0.95
 
 
 def test_the_published_configuration():

@@ -48,7 +48,8 @@ def test_residue_is_that_of_the_formula(single, label_sets, rng):
         R = dense(labels, 12, B[:, :k])
         np.testing.assert_allclose(residue.times(np.eye(60)), R, atol=1e-12)
         np.testing.assert_allclose(residue.times(K[:, 0]), R @ K[:, 0], atol=1e-9)
-        np.testing.assert_allclose(residue.within(K), K.T @ R @ K, atol=1e-9)
+        F, C = residue.within(K)
+        np.testing.assert_allclose(F @ C @ F.T, K.T @ R @ K, atol=1e-9)
         assert residue.explained(B[:, 0]) == pytest.approx(B[:, 0] @ R @ B[:, 0])
         if k < 5:
             residue.subtract(B[:, k])
@@ -71,18 +72,18 @@ def test_smoothed_cost_and_its_gradient(label_sets, rng):
 def test_whitened(clusters):
     X, _ = clusters
     K = (X - X.mean(0)) * np.arange(1, 17)
-    Z, factor = whitened(K)
+    Z, factor = whitened(K, 1e-6)
     np.testing.assert_allclose(Z @ factor, K, atol=1e-9)
     np.testing.assert_allclose(Z.T @ Z / len(K), np.eye(16), atol=1e-3)
     assert not np.tril(factor, -1).any()
-    Z, factor = whitened(np.hstack([K, K]))  # singular
+    Z, factor = whitened(np.hstack([K, K]), 1e-6)  # singular
     np.testing.assert_allclose(Z @ factor, np.hstack([K, K]), atol=1e-6)
 
 
 def test_spectral_direction_is_the_best_one(clusters, rng):
     X, y = clusters
     residue = Residue(Labels.of(y), 12)
-    Z, _ = whitened(X - X.mean(0))
+    Z, _ = whitened(X - X.mean(0), 1e-6)
     w = spectral_direction(Z, residue)
     assert np.square(Z @ w).sum() == pytest.approx(len(Z))
     best = (Z @ w) @ residue.times(Z @ w)
@@ -94,7 +95,7 @@ def test_spectral_direction_is_the_best_one(clusters, rng):
 def test_smoothing_lowers_the_cost(clusters, rng):
     X, y = clusters
     residue = Residue(Labels.of(y), 12)
-    Z, _ = whitened(X - X.mean(0))
+    Z, _ = whitened(X - X.mean(0), 1e-6)
     for start in rng.normal(size=(5, 16)) / 4:
         ends = [smoothed_direction(Z, residue, start, n) for n in (*range(40), 100)]
         costs = [smoothed_cost(Z @ w, residue)[0] for w in ends]
@@ -116,7 +117,7 @@ def test_each_bit_explains_as_much_as_its_spectral_candidate(clusters):
     X, y = clusters
     hasher = KSH(16, n_anchors=40).fit(X, y)
     K = hasher._kernel(X) - hasher.mean_
-    Z, _ = whitened(K)
+    Z, _ = whitened(K, hasher.ridge)
     residue = Residue(Labels.of(y), 16)
     gains = []
     for k in range(16):

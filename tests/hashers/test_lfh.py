@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hashlens.data.labels import Labels
-from hashlens.hashers.shallow.lfh import LFH, better_rows, curvature, first_factors, ridge
+from hashlens.data.labels import Labels, relevant
+from hashlens.hashers.shallow.lfh import LFH, balanced_groups, better_rows, curvature, first_factors, ridge
 
 
 def objective(U, S, beta):
@@ -28,6 +28,42 @@ def test_a_full_row_update_never_lowers_the_objective(rng, size):
     assert values[-1] > values[0] + 1
 
 
+def test_balanced_pairs_have_the_same_total_weight(rng):
+    for labels in (Labels.of(rng.integers(5, size=40)), Labels.of(rng.random((40, 6)) < 0.3)):
+        groups, (other, alike) = balanced_groups(labels)
+        similar = relevant(labels, labels)
+        weights = np.where(similar, alike, other)
+        assert weights[similar].sum() == pytest.approx(weights[~similar].sum()) and weights.mean() == pytest.approx(1)
+        assert np.array_equal(np.sort(np.concatenate(groups)), np.arange(40))
+        assert all((similar[group] == similar[group[0]]).all() for group in groups)
+
+
+def test_a_balanced_row_update_never_lowers_the_objective(rng):
+    labels = Labels.of(rng.integers(6, size=30))
+    _, (other, alike) = balanced_groups(labels)
+    S, U = relevant(labels, labels), rng.normal(size=(30, 5))
+    weights = np.where(S, alike, other)
+
+    def value():
+        theta = U @ U.T / 2
+        terms = weights * (S * theta - np.logaddexp(0, theta))
+        return terms.sum() - np.trace(terms) - np.square(U).sum() / 6
+
+    values = [value()]
+    for i in np.tile(np.arange(30), 4):
+        others = np.arange(30) != i
+        U[[i]] = better_rows(U[[i]], U[others], S[[i]][:, others], 3.0, (other, alike))
+        values.append(value())
+    assert (np.diff(values) >= -1e-9 * np.abs(values[0])).all() and values[-1] > values[0] + 1
+
+
+def test_many_classes_are_learned(rng):
+    """With as few columns as bits and unweighted pairs, the factors of a hundred classes collapse."""
+    y = np.arange(1000) % 100
+    X = rng.normal(size=(100, 40))[y] + 0.5 * rng.normal(size=(1000, 40))
+    assert LFH(16, n_iterations=10).fit(X, y).score(X, y) > 3 * LFH.published(16, n_iterations=10).fit(X, y).score(X, y)
+
+
 def test_better_rows_is_one_newton_step_for_each_row(rng):
     U, others, similar = rng.normal(size=(7, 3)), rng.normal(size=(4, 3)), rng.integers(2, size=(7, 4))
     new = better_rows(U, others, similar, 2.0)
@@ -35,13 +71,13 @@ def test_better_rows_is_one_newton_step_for_each_row(rng):
         gradient = -U[i] / 2.0
         for j in range(4):
             gradient = gradient + (similar[i, j] - 1 / (1 + np.exp(-U[i] @ others[j] / 2))) * others[j]
-        np.testing.assert_allclose(new[i], U[i] - np.linalg.inv(curvature(others, 2.0)) @ gradient)
+        np.testing.assert_allclose(new[i], U[i] - np.linalg.inv(curvature(others, 2.0, np.ones(4))) @ gradient)
 
 
 def test_curvature_is_negative_definite_and_below_every_hessian(rng):
     for scale in (0.1, 1, 10):
         others = scale * rng.normal(size=(3, 6))  # fewer rows than bits: singular without the second term
-        bound = curvature(others, 4.0)
+        bound = curvature(others, 4.0, np.ones(3))
         assert np.linalg.eigvalsh(bound).max() <= -1 / 4.0 + 1e-12
         u = rng.normal(size=6)
         a = 1 / (1 + np.exp(-others @ u / 2))

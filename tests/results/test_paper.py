@@ -285,7 +285,7 @@ def test_plans_of_all_scales_are_complete():
         for part in (*plan.alpha(), *plan.lambda_(), *plan.port(), *plan.examples(), *plan.unseen()):
             assert part.methods and part.bits
             for variant in part.variants:
-                plan_cells(digits.images, {variant.name: variant}, part.bits, part.features, 1, 1, {})
+                plan_cells(digits.images, {variant.name: variant}, part.bits, part.features, 1, 1, 1, {})
     full = SCALES["full"]
     for method in ("dtsh", "dpsh", "drsch", "dsch", "dsrh"):
         assert all(published("cifar10-2", method, n, "cnn-f") for n in full.bits_table3)

@@ -71,6 +71,7 @@ def compare(
         list[str] | None,
         Option("--set", metavar="[METHOD.]NAME=VALUE", help="Change a setting; see: hashlens methods NAME"),
     ] = None,
+    preset: Annotated[str | None, Option(help="published: the settings of the methods' papers.")] = None,
     columns: COLUMNS = None,
     from_file: FROM_FILE = None,
     as_json: JSON = False,
@@ -95,7 +96,7 @@ def compare(
     with alone_in(out), options.interruptible() as stop:
         comparison = compare_methods(
             opened,
-            [Variant(name, name, own[name]) for name in names],
+            [Variant(name, name, own[name], preset) for name in names],
             lengths,
             features=listed(features),
             seeds=seeds,

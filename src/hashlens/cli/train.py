@@ -104,7 +104,7 @@ def train(
         str | None, Option(metavar="TIME", help="Choose settings first, for so long: 10m; see: hashlens tune --help")
     ] = None,
     triplets: Annotated[Path | None, Option(help="Learn from lines of query,positive,negative, not labels.")] = None,
-    preset: Annotated[str | None, Option(help="published: the authors' released configuration.")] = None,
+    preset: Annotated[str | None, Option(help="published: the settings of the method's paper.")] = None,
     quirk: Annotated[str | None, Option(help="transposed-test-batch: a bug of the authors' CIFAR-10 code.")] = None,
     columns: COLUMNS = None,
     device: DEVICE = None,
@@ -304,8 +304,7 @@ def _require_possible(cls: type[Hasher], config: dict[str, Any]) -> None:
         raise UsageError(f"{cls.name} does not learn from triplets; omit --triplets, or choose --method dtsh")
     if "triplets" in config and "splits" in config:
         raise UsageError("--splits are for learning from labels; omit it or --triplets")
-    if "preset" in config and (config["preset"] != "published" or not hasattr(cls, "published")):
-        raise UsageError(f"there is no preset '{config['preset']}' for {cls.name}; dtsh and dpsh have published")
+    cls.preset(config.get("preset"), config["params"]["n_bits"])
 
 
 def _make(config: dict[str, Any], n_train: int) -> Hasher:
@@ -314,8 +313,7 @@ def _make(config: dict[str, Any], n_train: int) -> Hasher:
     from hashlens.settings import apply
 
     cls: Any = hasher_class(config["method"])
-    hasher = cls.published(config["params"]["n_bits"], n_train) if "preset" in config else cls()
-    return apply(hasher, config["params"])
+    return apply(cls.preset(config.get("preset"), config["params"]["n_bits"], n_train), config["params"])
 
 
 def _run(

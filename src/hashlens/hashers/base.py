@@ -88,6 +88,17 @@ class Hasher(Declared, ScikitLearn):
         require_arguments(cls, settings)  # with a better sentence than Python's
         return super().__new__(cls)
 
+    @classmethod
+    def preset(cls, name: str | None, n_bits: int, n_train: int = 5_000) -> Self:
+        """With its default settings or, for "published", those of its paper."""
+        if name is None:
+            return cls(n_bits)
+        published: Any = getattr(cls, "published", None)
+        if name != "published" or published is None:
+            has = "methods on features, dtsh and dpsh have published"
+            raise UsageError(f"there is no preset '{name}' for {cls.name}; {has}")
+        return published(n_bits, n_train)
+
     def set_params(self, **params: Any) -> Self:
         """As in scikit-learn; `training__epochs=3` changes one setting of `training`."""
         for name in list(params):

@@ -1,6 +1,6 @@
 """Deep Hashing and its supervised variant: features in, the signs of a few layers of tanh units out."""
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -21,23 +21,30 @@ class DeepHashing(FeatureNetwork):
 
     V. E. Liong, J. Lu, G. Wang, P. Moulin, J. Zhou, "Deep Hashing for Compact Binary Codes Learning", CVPR 2015.
 
-    With h the outputs of the last of three layers of tanh units, minimises over n rows the sum of |sgn(h) - h|^2 / 2,
+    With h the outputs of the last of three layers of tanh units, minimises the mean over rows of |sgn(h) - h|^2 / 2,
     minus lambda1/2 times the mean of |h|^2, plus lambda2/2 times the sum over layers of |W W' - I|^2, plus lambda3/2
     times the squares of all weights and biases: a small quantisation loss, bits that vary, and layers whose rows are
     orthogonal. The first layer starts as principal directions, the others as identities.
 
     Differences from the paper: Adam on batches instead of gradient descent on all rows; layers for lengths between the
     paper's 16, 32 and 64 bits by interpolation. Features are centred and divided by one number, so that the initial
-    outputs of the first layer have variance 1 on average. The first term is a sum over rows and the second a mean, as
-    printed: with thousands of rows lambda1 = 100 has little weight.
+    outputs of the first layer have variance 1 on average. The first term is a mean over rows, where the paper prints a
+    sum: next to it, the other terms would count less the more rows there are. The weights are the paper's for 5,000
+    rows; `published` has those for your number of rows.
     """
 
     name = "dh"
     supervised = False
 
-    lambda1: float = setting(100.0, "weight of the variance of bits; paper: 100", low=0)
-    lambda2: float = setting(0.001, "weight of orthogonal rows; paper: 0.001", low=0)
-    lambda3: float = setting(0.001, "weight decay; paper: 0.001", low=0)
+    lambda1: float = setting(0.02, "weight of the variance of bits; paper: 100 / rows", low=0)
+    lambda2: float = setting(2e-7, "weight of orthogonal rows; paper: 0.001 / rows", low=0)
+    lambda3: float = setting(2e-7, "weight decay; paper: 0.001 / rows", low=0)
+
+    @classmethod
+    def published(cls, n_bits: int = 48, n_train: int = 5_000, **changes: Any) -> Self:
+        """The paper's weights, for `n_train` rows."""
+        theirs = {"lambda1": 100 / n_train, "lambda2": 0.001 / n_train, "lambda3": 0.001 / n_train}
+        return super().published(n_bits, n_train, **theirs | changes)
 
     @property
     def _widths(self) -> list[int]:
@@ -52,7 +59,7 @@ class DeepHashing(FeatureNetwork):
         network = dense_layers([x.shape[1], *self._widths], nn.Tanh)
         start(network, x)
         alpha = getattr(self, "alpha", 0.0)  # of the supervised variant
-        loss = DeepHashingLoss(network, len(x), self.lambda1, self.lambda2, self.lambda3, alpha)
+        loss = DeepHashingLoss(network, self.lambda1, self.lambda2, self.lambda3, alpha)
         self._train(network, loss, x, labels, self.epochs)
         return network
 
@@ -65,12 +72,15 @@ class SupervisedDeepHashing(DeepHashing):
     As DeepHashing, with one more term inside the second: alpha times the mean of |h - h'|^2 over pairs of rows that
     share no label, minus the mean over pairs that share one.
 
-    Differences from the paper: as in DeepHashing; and the pairs are those of a batch.
+    Differences from the paper: as in DeepHashing; and the pairs are those of a batch. lambda1 and lambda2 are larger,
+    without which the labels hardly count.
     """
 
     name = "dh-supervised"
     supervised = True
 
+    lambda1: float = setting(1.0, "weight of the variance of bits; paper: 100 / rows", low=0)
+    lambda2: float = setting(100.0, "weight of orthogonal rows; paper: 0.001 / rows", low=0)
     alpha: float = setting(1.0, "weight of the labels; paper: 1", low=0)
 
 
@@ -87,13 +97,13 @@ def start(network: nn.Sequential, x: torch.Tensor) -> None:
 
 
 class DeepHashingLoss(Loss):
-    """The objective divided by the number of rows, estimated on a batch."""
+    """The objective, estimated on a batch."""
 
-    def __init__(self, network: nn.Sequential, n: int, lambda1: float, lambda2: float, lambda3: float, alpha: float):
+    def __init__(self, network: nn.Sequential, lambda1: float, lambda2: float, lambda3: float, alpha: float):
         layers = tuple(linear_layers(network))
         super().__init__(layers[-1].out_features)
         self.layers = layers  # a tuple: their weights belong to the network
-        self.n, self.lambda1, self.lambda2, self.lambda3, self.alpha = n, lambda1, lambda2, lambda3, alpha
+        self.lambda1, self.lambda2, self.lambda3, self.alpha = lambda1, lambda2, lambda3, alpha
         self.needs_labels = alpha != 0
 
     def compute(self, u: torch.Tensor, labels: Any, rows: Any) -> tuple[torch.Tensor, None]:
@@ -109,7 +119,7 @@ class DeepHashingLoss(Loss):
             apart = (W @ W.T - torch.eye(len(W), dtype=W.dtype)).square().sum()
             decay = W.square().sum() + c.square().sum()
             regulariser = regulariser + self.lambda2 / 2 * apart + self.lambda3 / 2 * decay
-        return quantisation - self.lambda1 / (2 * self.n) * spread + regulariser / self.n, None
+        return quantisation - self.lambda1 / 2 * spread + regulariser, None
 
 
 def between_less_within(h: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

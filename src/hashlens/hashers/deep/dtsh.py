@@ -58,7 +58,7 @@ class DTSH(DeepHasher):
     )
 
     @classmethod
-    def published(cls, n_bits: int, n_train: int, **changes: Any) -> Self:
+    def published(cls, n_bits: int = 48, n_train: int = 5_000, **changes: Any) -> Self:
         """The authors' released configuration for `n_train` training images, with your `changes`.
 
         Their step divides a sum over 22,500 triplets by the number of training images; here the likelihood is a mean,

@@ -32,7 +32,7 @@ class AnchorGraphHasher(ShallowHasher):
     anchors, as in the released code of AGH. Anchors that no training row is near are dropped.
     """
 
-    n_anchors: int = setting(300, "number of anchors; paper: 300", low=2)
+    n_anchors: int = setting(800, "maximum number of anchors; paper: 300", published=300, low=2)
     n_nearest: int = setting(3, "anchors each row belongs to; paper: 3", low=1)
 
     def _fit(self, X: np.ndarray, labels: None) -> None:

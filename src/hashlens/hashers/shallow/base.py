@@ -11,7 +11,7 @@ from hashlens.errors import DataError, MismatchError
 from hashlens.features.extractor import DEEP, Extractor, extractor, image_features, is_features
 from hashlens.hashers.base import Hasher, as_rows
 from hashlens.progress import Progress
-from hashlens.settings import setting
+from hashlens.settings import describe, setting
 
 
 class ShallowHasher(Hasher):
@@ -20,6 +20,12 @@ class ShallowHasher(Hasher):
     takes: ClassVar[str] = "features"
 
     features: str = setting(DEEP, "features computed from images: gist, or the name of a backbone")
+
+    @classmethod
+    def published(cls, n_bits: int = 48, n_train: int = 5_000, **changes: Any) -> Self:
+        """The settings for the paper's tables, with your `changes`; few depend on the number of training rows."""
+        theirs = {one.name: one.published for one in describe(cls) if one.published is not ...}
+        return cls(n_bits, **theirs | changes)
 
     def fit(self, X: Any, y: Any = None, **how: Any) -> Self:
         """Learn from images or features X and, where the method is supervised, labels y."""
@@ -85,21 +91,19 @@ class LinearHasher(ShallowHasher):
 class KernelHasher(ShallowHasher):
     """A method whose codes are sgn((k(x) - mean) W), where k(x) are the similarities of x to `n_anchors` training rows.
 
-    k(x) = exp(-|x - anchor|^2 / (2 width)); with fewer training rows than anchors, all of them are anchors.
+    k(x) = exp(-|x - anchor|^2 / (2 s)), where s is `width` times the mean of |x - anchor|^2 over the training rows.
+    With fewer training rows than anchors, all of them are anchors.
     """
 
     n_anchors: int = setting(1000, "number of anchors", low=1)
+    width: float = setting(1.0, "kernel width relative to the mean squared distance to anchors", above=0)
 
     def _fit(self, X: np.ndarray, labels: Any) -> None:
         self.anchors_ = draw_rows(X, self.n_anchors, self.random_state)  # (m, d)
-        self.width_ = np.array(self._choose_width(squared_distances(X, self.anchors_)))
+        self.width_ = np.array(self.width * squared_distances(X, self.anchors_).mean())
         K = self._kernel(X)
         self.mean_ = K.mean(0)  # (m,)
         self.projection_ = np.ascontiguousarray(self._learn_projection(X, K - self.mean_, labels))
-
-    def _choose_width(self, squared: np.ndarray) -> float:
-        """From the squared distances of all training rows to all anchors; their mean, as in KSH's released code."""
-        return float(squared.mean())
 
     def _learn_projection(self, X: np.ndarray, K: np.ndarray, labels: Any) -> np.ndarray:
         """W (m, n_bits) for features X and their centred similarities K (n, m)."""

@@ -24,7 +24,7 @@ class DGH(AnchorGraphHasher):
 
     Differences from the paper: where the graph has fewer eigenvectors than bits (few anchors), random rotations of them
     follow in what B starts from. Where there are no more training rows than bits, Y cannot have n_bits orthogonal
-    columns; Y^T Y / n is then a projection.
+    columns; Y^T Y / n is then a projection. There are up to 800 anchors; `published` has the paper's 300.
     """
 
     supervised = False

@@ -31,12 +31,13 @@ class FastH(ShallowHasher):
 
     Differences from the paper: z starts with one sign for half of the classes and the other for the rest, drawn anew
     for each bit, and not with one sign for all, so that a bit is useful even where the earlier ones have already
-    separated all pairs; the bytes of a feature are its quantiles; nodes split by Gini impurity.
+    separated all pairs; the bytes of a feature are its quantiles; nodes split by Gini impurity; 500 trees
+    per bit, where `published` has the paper's 200.
     """
 
     n_partners: int = setting(100, "pairs drawn per row, of each kind; released code: 100", low=1)
     n_sweeps: int = setting(2, "passes of graph cuts over all classes per bit; released code: 2", low=0)
-    n_trees: int = setting(200, "trees per bit; paper: 200", low=1, search=(50, 500))
+    n_trees: int = setting(500, "trees per bit; paper: 200", published=200, low=1, search=(50, 500))
     depth: int = setting(4, "depth of a tree, which has 2^depth leaves; paper: 4", low=1, high=8, search=(2, 6))
     n_candidates: int = setting(200, "random features each tree node chooses from; released code: 200", low=1)
 

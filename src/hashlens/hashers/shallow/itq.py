@@ -50,14 +50,18 @@ class CCAITQ(LinearHasher):
     C_xy (C_yy + rho I)^-1 C_yx w = eta^2 (C_xx + rho I) w, with C the covariances of features x and labels y.
 
     Differences from the paper: rho is taken relative to the mean variance of the features, and of the labels, so that
-    it does not depend on the scale of the features. With c classes at most c - 1 directions are correlated with the
-    labels (c, where an item may have several); where there are more bits, the others are zero and the rotation spreads
-    those few over all bits.
+    it does not depend on the scale of the features; it is 0.1, and 1e-4 in `published`. With c classes at
+    most c - 1 directions are correlated with the labels (c, where an item may have several); where there are more bits,
+    the others are zero and the rotation spreads those few over all bits.
     """
 
     needs_pairs = False
     rho: float = setting(
-        1e-4, "regularisation relative to the mean variance; authors' code: 1e-4", low=1e-10, search=(1e-4, 10.0)
+        0.1,
+        "regularisation relative to the mean variance; authors' code: 1e-4, absolute",
+        published=0.0001,
+        low=1e-10,
+        search=(1e-4, 10.0),
     )
     n_iterations: int = setting(50, "iterations of ITQ; paper: 50", low=0)
 

@@ -17,8 +17,8 @@ class MLH(LinearHasher):
 
     With u = W'x and codes h = sgn(u), minimises over pairs (x1, x2) the upper bound
     max_{g1, g2} [loss(|g1 - g2|) + g1 . u1 + g2 . u2] - h1 . u1 - h2 . u2 of the loss of their Hamming distance m, by
-    stochastic gradients. The loss is max(m - rho + 1, 0) / (sqrt(lambda) n_bits) for pairs that share a label and
-    max(rho - m + 1, 0) sqrt(lambda) / n_bits for others.
+    stochastic gradients. The loss is max(m - rho + 1, 0) / (n_bits - rho + 1) / sqrt(lambda) for pairs that share a
+    label and max(rho - m + 1, 0) / (rho + 1) sqrt(lambda) for others, as in the authors' code.
 
     Learning rate, weight decay and epochs were chosen at 24 bits on GIST of CIFAR-10, on rows that are neither trained
     on nor queries.
@@ -26,14 +26,14 @@ class MLH(LinearHasher):
     Differences from the paper: as in the authors' later code, weight decay instead of columns of W of fixed length. The
     paper searches rho and lambda on a validation set; here they have one default. Half of the pairs are similar,
     whatever the number of classes: a row, one of its labels and another row with that label, all drawn at random.
-    Features are centred and scaled to a mean length of one; there is no bias.
+    Features are centred, each row has length one in training, and there is no bias.
     """
 
     rho: float = setting(
         0.25, "distance below which pairs count as near, as a fraction of n_bits", low=0, high=1, search=(0.05, 0.5)
     )
     lambda_: float = setting(1.0, "above 1, dissimilar pairs weigh more", above=0, search=(0.1, 10.0))
-    n_epochs: int = setting(10, "epochs of 20 pairs per row", low=0, search=(5, 50))
+    n_epochs: int = setting(30, "epochs of 20 pairs per row", low=0, search=(5, 50))
     batch_size: int = setting(100, "pairs per step; authors' code: 100", low=1)
     learning_rate: float = setting(
         0.3, "initial learning rate, which falls linearly to zero", above=0, search=(0.03, 3.0)
@@ -42,7 +42,8 @@ class MLH(LinearHasher):
     weight_decay: float = setting(1e-3, "weight decay of the projection", low=0, search=(1e-4, 0.1))
 
     def _learn_projection(self, X: np.ndarray, labels: Labels) -> np.ndarray:
-        X = X / np.linalg.norm(X, axis=1).mean()
+        lengths = np.linalg.norm(X, axis=1, keepdims=True)
+        X = X / np.maximum(lengths, 1e-9 * lengths.max())
         pairs = Pairs(labels)
         losses = pair_losses(self.n_bits, self.rho * self.n_bits, self.lambda_)
         rng = np.random.default_rng(self.random_state)
@@ -101,8 +102,8 @@ class Pairs:
 def pair_losses(n_bits: int, rho: float, lambda_: float) -> np.ndarray:
     """(2, n_bits + 1): the loss of dissimilar (row 0) and of similar pairs (row 1) at each Hamming distance."""
     m = np.arange(n_bits + 1)
-    far, near = np.maximum(rho - m + 1, 0) * np.sqrt(lambda_), np.maximum(m - rho + 1, 0) / np.sqrt(lambda_)
-    return np.stack([far, near]) / n_bits
+    far, near = np.maximum(rho - m + 1, 0) / (rho + 1), np.maximum(m - rho + 1, 0) / (n_bits - rho + 1)
+    return np.stack([far * np.sqrt(lambda_), near / np.sqrt(lambda_)])
 
 
 def bound_gradient(W: np.ndarray, x1: np.ndarray, x2: np.ndarray, losses: np.ndarray) -> np.ndarray:

@@ -25,11 +25,12 @@ class RSH(LinearHasher):
     W = U sqrt(I + D / lambda) V, where U are the leading eigenvectors of (A + A^T) / 2 and D their eigenvalues. Any
     rotation V is as good, and a random one is taken, which spreads the few directions that classes differ in over all
     bits. Where A is zero any direction is as good, and those are taken along which rows vary least. Where there are
-    fewer features than bits, which the paper does not treat, there are as many directions as features.
+    fewer features than bits, which the paper does not treat, there are as many directions as features. lambda is
+    our choice; `published` has 1.
     """
 
     lambda_: float = setting(
-        1.0, "weight of orthogonality relative to the largest eigenvalue; our choice, 1 to 1,000 do as well", above=0
+        100.0, "weight of orthogonality relative to the largest eigenvalue; our choice", published=1.0, above=0
     )
 
     def _learn_projection(self, X: np.ndarray, labels: Labels) -> np.ndarray:

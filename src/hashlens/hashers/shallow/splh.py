@@ -24,41 +24,61 @@ class SPLH(LinearHasher):
     alpha and eta were chosen on GIST of CIFAR-10, on rows that are neither trained on nor queries.
 
     Differences from the paper: alpha and eta are scaled as said above. The part along earlier directions is removed
-    only until there are as many as labels can tell apart (classes less one) or as features have dimensions; then X is
-    whole again, while S is kept. Without that, the following bits are left with directions in which classes do not
-    differ: the MAP of those rows falls from 0.14 at 12 bits to 0.12 at 48, instead of rising from 0.16 to 0.22 (both
-    with alpha 1 and eta 0.1). Directions are sought among those orthogonal to earlier ones even where the
-    matrix has no positive eigenvalue left there.
+    only until a direction gains less than a fifth of the first one since; then X is whole again, while S is kept. In
+    `published` that is after as many bits as labels can tell apart (classes less one), or as features have dimensions.
+    Without that, the following bits are left with directions in which classes do not differ: the MAP of those rows
+    falls from 0.14 at 12 bits to 0.12 at 48, instead of rising from 0.16 to 0.22 (both with alpha 1 and eta 0.1).
+    Directions are sought among those orthogonal to earlier ones even where the matrix has no positive eigenvalue left
+    there.
     """
 
     deterministic = True  # unless there are more rows than n_labelled
 
     alpha: float = setting(1.0, "extra weight of the pairs that the previous bits got wrong", low=0, high=1)
     eta: float = setting(0.01, "weight of the variance of all rows; 1: as much as the labelled pairs", low=0)
+    restart: float | None = setting(
+        0.2,
+        "fraction of the first direction's gain below which X is whole again; none: after classes less one bits",
+        published=None,
+        low=0,
+        high=1,
+    )
     n_labelled: int = setting(5_000, "rows whose pairs are formed, drawn at random; 5,000 need 100 MB", low=2)
 
     def _learn_projection(self, X: np.ndarray, labels: Labels) -> np.ndarray:
         rows = draw_rows(np.arange(len(X)), self.n_labelled, self.random_state)
         basis = varying_directions(X)
-        n_directions = min(basis.shape[1], label_rank(labels[rows]))
+        n_directions = basis.shape[1]
+        if self.restart is None:
+            n_directions = min(n_directions, label_rank(labels[rows]))
         S = np.where(relevant(labels[rows], labels[rows]), np.float32(1), np.float32(-1))
         return basis @ self._sequence(X @ basis, rows, S, n_directions)
 
     def _sequence(self, X: np.ndarray, rows: np.ndarray, S: np.ndarray, n_directions: int) -> np.ndarray:
-        """(d, n_bits) for features X of full rank; after `n_directions` bits X is whole again."""
+        """(d, n_bits) for features X of full rank; after `n_directions` bits at the latest X is whole again."""
         eta = self.eta * largest_eigenvalue(pair_scatter(X[rows], S)) / largest_eigenvalue(X.T @ X)
         W = np.empty((X.shape[1], self.n_bits))
-        rest = X
+        rest, n_used, first = X, 0, 0.0
         for k in range(self.n_bits):
-            n_used = k % n_directions
-            if n_used == 0:
-                rest = X
-            labelled = rest[rows]
-            M = pair_scatter(labelled, S) + eta * rest.T @ rest
-            W[:, k] = leading_direction(M, W[:, k - n_used : k])
-            boost(S, labelled @ W[:, k], self.alpha)
-            rest = without(rest, W[:, k])
+            if n_used == n_directions:
+                rest, n_used = X, 0
+            w, gain = self._best(rest, rows, S, eta, W[:, k - n_used : k])
+            if n_used and gain < (self.restart or 0) * first:
+                rest, n_used = X, 0
+                w, gain = self._best(rest, rows, S, eta, W[:, k:k])
+            first = first if n_used else gain
+            W[:, k] = w
+            boost(S, rest[rows] @ w, self.alpha)
+            rest, n_used = without(rest, w), n_used + 1
         return W
+
+    def _best(
+        self, X: np.ndarray, rows: np.ndarray, S: np.ndarray, eta: float, used: np.ndarray
+    ) -> tuple[np.ndarray, float]:
+        """The next direction, orthogonal to those used, and w' M w."""
+        M = pair_scatter(X[rows], S) + eta * X.T @ X
+        w = leading_direction(M, used)
+        return w, float(w @ M @ w)
 
 
 def varying_directions(X: np.ndarray) -> np.ndarray:

@@ -105,7 +105,7 @@ def compare(
         raise UsageError("keep needs a folder for the model; give out")
     variants = Variant.by_name([methods] if isinstance(methods, str | type | Hasher) else methods)
     bits = [bits] if isinstance(bits, int) else bits
-    hashers = plan_cells(source.images, variants, bits, features, seeds, len(made), settings or {})
+    hashers = plan_cells(source.images, variants, bits, features, seeds, len(made), len(made[0].train), settings or {})
     if against:
         find_row(rows_of(hashers, variants), against)  # an unknown or ambiguous one is refused
     identities = identify(hashers, source, made)

@@ -43,6 +43,7 @@ class Variant:
     name: str
     method: str | type[Hasher]  # a row of METHODS, or a class
     settings: Mapping[str, Any] = field(default_factory=dict)
+    preset: str | None = None  # that the settings change, as in Hasher.preset
 
     @property
     def hasher_class(self) -> type[Hasher]:
@@ -71,8 +72,8 @@ class Variant:
         """What is given twice is one; others that have the same name, such as own backbones, get a number."""
         found: dict[str, Variant] = {}
         for one in map(cls.of, methods):
-            name, number, asked = one.name, 1, (one.hasher_class, one.settings)
-            while name in found and (found[name].hasher_class, found[name].settings) != asked:
+            name, number, asked = one.name, 1, (one.hasher_class, one.settings, one.preset)
+            while name in found and (found[name].hasher_class, found[name].settings, found[name].preset) != asked:
                 number += 1
                 name = f"{one.name} #{number}"
             found[name] = replace(one, name=name)
@@ -118,6 +119,7 @@ def plan_cells(
     features: Sequence[str],
     seeds: int,
     splits: int,
+    n_train: int,
     settings: Mapping[str, Any],
 ) -> dict[Cell, Hasher]:
     """Every cell with its hasher, those that share features together; wrong use is found here, before any work."""
@@ -153,7 +155,8 @@ def plan_cells(
         shared |= _flat(variants[method].settings) | ({"features": kind} if kind and not given else {})
         for n_bits in dict.fromkeys(bits):
             for split, seed in product(range(splits), range(seeds)):
-                hasher: Any = apply(classes[method](n_bits, random_state=seed), shared)
+                hasher: Any = classes[method].preset(variants[method].preset, n_bits, n_train)
+                apply(hasher, {"random_state": seed, **shared})
                 # a network that is left to the method depends on the images
                 plan[Cell(kind or hasher._choose_backbone(images), method, n_bits, seed, split)] = hasher
     return plan

@@ -50,7 +50,9 @@ class Part:
 
     @property
     def variants(self) -> list[Variant]:
-        return [Variant.of(method) for method in self.methods]
+        """Methods on features have the settings of their papers, of which the printed numbers are."""
+        found = [Variant.of(method) for method in self.methods]
+        return [replace(one, preset="published") if one.hasher_class.takes == "features" else one for one in found]
 
     def printed(self, row: Mapping[str, Any], n: int) -> dict[str, Any] | None:
         """The number of the paper, which is comparable only where the data are the same."""
@@ -187,7 +189,7 @@ class Plan:
             self.progress.say(f"{part.title}: {part.protocol.description}")
             done = compare(
                 part.source,
-                part.methods,
+                part.variants,
                 part.bits,
                 features=part.features,
                 seeds=self.scale.seeds,
