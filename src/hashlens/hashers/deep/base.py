@@ -18,7 +18,7 @@ from hashlens.features.extractor import Extractor, is_features
 from hashlens.features.networks import OWN, build_blocks, describe_network, network_info
 from hashlens.features.networks.inference import choose_device, prepare_cpu, set_layout
 from hashlens.hashers.base import Hasher, never
-from hashlens.hashers.deep.heads import HEADS, build_head
+from hashlens.hashers.deep.heads import HEADS, Standardised, build_head
 from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs, Windows
 from hashlens.hashers.deep.training import Training, train
 from hashlens.hashers.losses import Loss
@@ -60,6 +60,9 @@ class DeepHasher(Hasher):
                 return loss(**{name: known[name] for name in signature(loss).parameters if name in known})
         raise NotImplementedError(f"write {type(self).__name__}Loss beside {type(self).__name__}, or its _loss")
 
+    def _start(self, network: nn.Sequential, inputs: ArrayInputs | ImageInputs, labels: Any, loss: Any) -> None:
+        """Choose where training starts, if not with random weights; the last module of `network` is the hash layer."""
+
     def _keep(self, loss: Any) -> None:
         """Keep what the loss has learned beside the network, if anything."""
 
@@ -91,6 +94,7 @@ class DeepHasher(Hasher):
         device = choose_device(self.training.device)
         self._build(X)
         inputs, network = self._inputs(X, device, progress)
+        self._start(network, inputs, labels, loss)
         frozen = self.network_[: 1 + self.frozen_blocks_].state_dict() if self.frozen_blocks_ else {}
         data = X.tobytes() if isinstance(X, np.ndarray) else X.fingerprint().encode()
         identity = {  # what a checkpoint must agree with and does not contain
@@ -115,6 +119,8 @@ class DeepHasher(Hasher):
             stop=stop,
         )
         self._keep(loss)
+        if isinstance(self.network_[-1], Standardised):
+            self.network_[-1] = self.network_[-1].cpu().dense()
         set_layout(self.network_.to("cpu"), torch.contiguous_format).eval()
         if self.backbone_.startswith(OWN):
             self.probe_ = self._whole().probe

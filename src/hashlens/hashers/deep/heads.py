@@ -3,6 +3,7 @@
 All weights start like the authors' hash layer, normally distributed with deviation 0.01.
 """
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -35,6 +36,36 @@ class OwnValues(nn.Module):
         layer = nn.Linear(n_bits * per_bit, n_bits)
         layer.weight = nn.Parameter(torch.block_diag(*self.weight.detach()))
         layer.bias = nn.Parameter(self.bias.detach())
+        return layer
+
+
+class Standardised(nn.Linear):
+    """A linear layer that learns on standardised features; `dense` is the same layer on features as they are."""
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, features: torch.Tensor, n_bits: int):
+        super().__init__(features.shape[1], n_bits)
+        self.register_buffer("mean", features.mean(0))
+        self.register_buffer("scale", features.std(0, correction=0).clamp(min=1e-6))
+
+    def set(self, weights: np.ndarray, bias: np.ndarray) -> None:
+        with torch.no_grad():
+            self.weight.copy_(torch.from_numpy(weights.T))
+            self.bias.copy_(torch.from_numpy(bias))
+
+    def standardise(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - self.mean) / self.scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.standardise(x))
+
+    def dense(self) -> nn.Linear:
+        layer = nn.Linear(self.in_features, self.out_features)
+        weight = (self.weight.detach() / self.scale).double()
+        layer.weight = nn.Parameter(weight.float())
+        layer.bias = nn.Parameter((self.bias.detach() - weight @ self.mean.double()).float())
         return layer
 
 

@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from hashlens.data.images import Images
+from hashlens.machine import blocks
 
 
 class ArrayInputs:
@@ -72,3 +74,14 @@ class ImageInputs:
             for i, (y, x) in enumerate(rng.integers(0, 2 * margin + 1, (len(rows), 2))):
                 images[i] = wide[i, y : y + self.size, x : x + self.size]
         return torch.from_numpy(images)
+
+
+def outputs_of(module: nn.Module, inputs: ArrayInputs | ImageInputs) -> torch.Tensor:
+    """What a module in evaluation mode gives for every training image, on the CPU; augmented as in training."""
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    rng, found = np.random.default_rng(0), []
+    module.eval()
+    with torch.no_grad():
+        for rows in blocks(len(inputs), 256):
+            found.append(module(inputs.batch(np.arange(rows.start, rows.stop), rng).to(device)).float().cpu())
+    return torch.cat(found)
