@@ -178,7 +178,7 @@ class DeepHasher(Hasher):
             return network_info(self.backbone).name if isinstance(self.backbone, nn.Module) else self.backbone
         return "small-cnn" if isinstance(X, ArrayImages) and X.tiny_grey else "efficientnet-lite0"
 
-    def _inputs(self, X: Any, device: str, progress: Progress) -> tuple[ArrayInputs | ImageInputs, nn.Module]:
+    def _inputs(self, X: Any, device: str, progress: Progress) -> tuple[ArrayInputs | ImageInputs, nn.Sequential]:
         """What the loop reads, and the part of the network that it trains."""
         if isinstance(X, np.ndarray):
             return ArrayInputs([X]), self.network_

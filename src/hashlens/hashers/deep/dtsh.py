@@ -156,7 +156,7 @@ class DTSHClassLoss(DTSHLoss):
         self.register_buffer("codes", torch.as_tensor(codes, dtype=torch.float32))
 
     def compute(self, u: torch.Tensor, labels: torch.Tensor, rows: Any) -> tuple[torch.Tensor, float]:
-        theta = torch.tanh(u) @ self.codes.T * self.product
+        theta = torch.tanh(u) @ self.codes.to(u).T * self.product
         own = labels if labels.ndim == 2 else F.one_hot(labels, len(self.codes)).bool()
         nll, active = triplet_nll(theta, own, ~own, self.alpha)
         return nll + self.lambda_bar * quantisation_error(u).mean(), active
