@@ -115,7 +115,8 @@ def describe(cls: type) -> list[Setting]:
     for one in fields(cls):
         hint: Any = hints[one.name]
         if is_dataclass(hint):
-            nested += [replace(inner, part=one.name) for inner in describe(hint)]  # type: ignore[arg-type]
+            inner = describe(hint)  # type: ignore[arg-type]
+            nested += [replace(each, part=one.name, default=getattr(one.default, each.name)) for each in inner]
         else:
             known = one.metadata.get("setting", Setting("", one.default, ""))
             choices = known.choices or _literals(hint)

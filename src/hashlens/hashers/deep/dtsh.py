@@ -5,14 +5,18 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from hashlens.data.labels import Labels, relevant
 from hashlens.data.triplets import clean_triplets
 from hashlens.errors import UsageError
 from hashlens.hashers.deep.base import DeepHasher
+from hashlens.hashers.deep.class_codes import class_codes, ridge_regression
+from hashlens.hashers.deep.heads import Standardised
+from hashlens.hashers.deep.inputs import outputs_of
 from hashlens.hashers.deep.likelihood import triplet_nll
-from hashlens.hashers.deep.training import released
+from hashlens.hashers.deep.training import Training, released
 from hashlens.hashers.losses import Loss, quantisation_error, same_class
 from hashlens.progress import Progress
 from hashlens.settings import setting
@@ -38,9 +42,13 @@ class DTSH(DeepHasher):
     With theta_ij = u_i . u_j / 2 and T = theta_qp - theta_qn - alpha, minimises over the triplets (query, positive,
     negative) the sum of log(1 + exp(-T)) + lambda sum ||u - sgn(u)||^2. A unit of theta is one bit of distance.
 
-    Differences from the paper: the backbone is EfficientNet-Lite and its leading blocks stay frozen; AdamW with a
-    one-cycle schedule; horizontal flips. The likelihood is a mean over triplets, not a sum. With
-    sampling="published" the gradient is that of the authors' code up to a constant (see `DTSHBankLoss`).
+    Differences from the paper: by default the positive and the negative of a triplet are codes of classes, which are
+    computed first, follow the geometry of the classes and stay fixed, theta is tanh(u) . code / 2, and the hash layer
+    starts as the regression on these codes (see class_codes.py): with many classes, a batch has few pairs of one class.
+    sampling="in-batch" takes triplets of images, with gradients through all three. The backbone is EfficientNet-Lite
+    and its leading blocks stay frozen; AdamW with a one-cycle schedule; horizontal flips. The likelihood is a mean over
+    triplets, not a sum. With sampling="published" the gradient is that of the authors' code up to a constant (see
+    `DTSHBankLoss`).
     """
 
     alpha: float | None = setting(None, "margin in bits; none: the paper's n_bits / 2", low=0, search=(2.0, 48.0))
@@ -51,11 +59,18 @@ class DTSH(DeepHasher):
         search=(1.0, 1000.0),
     )
     sampling: str = setting(
-        "in-batch",
-        "in-batch: all triplets inside the batch, gradient through all three; published: the authors' code, drawn from"
-        " remembered outputs, gradient through the query only",
-        choices=("in-batch", "published"),
+        "class-codes",
+        "class-codes: every image with the code of its class and those of all other classes; in-batch: all triplets"
+        " inside the batch, gradient through all three; published: the authors' code, drawn from remembered outputs,"
+        " gradient through the query only",
+        choices=("class-codes", "in-batch", "published"),
     )
+    apart: int | None = setting(None, "bits between the codes of any two classes; none: n_bits / 6", low=1)
+    training: Training = Training(weight_decay=0.1, adapt=0.5)
+
+    @property
+    def needs_pairs(self) -> bool:  # type: ignore[override]
+        return self.sampling != "class-codes"
 
     @classmethod
     def published(cls, n_bits: int = 48, n_train: int = 5_000, **changes: Any) -> Self:
@@ -91,6 +106,8 @@ class DTSH(DeepHasher):
     def _loss(self, labels: Any) -> Loss:
         if isinstance(labels, Triplets):
             return DTSHTripletLoss(self.n_bits, *labels, self.alpha, self.lambda_, self.random_state)
+        if self.sampling == "class-codes":
+            return DTSHClassLoss(self.n_bits, np.zeros((labels.n_classes, self.n_bits)), self.alpha, self.lambda_)
         if self.sampling == "in-batch":
             return DTSHLoss(self.n_bits, self.alpha, self.lambda_)
         size = self.training.batch_size
@@ -100,6 +117,21 @@ class DTSH(DeepHasher):
                 f" batch size of {size}; choose at most {len(labels) // 2}"
             )
         return DTSHBankLoss(self.n_bits, labels, size, self.alpha, self.lambda_, self.random_state)
+
+    def _start(self, network: nn.Sequential, inputs: Any, labels: Any, loss: Any) -> None:
+        """Class codes from the features of the untrained network, and a hash layer that predicts them."""
+        if not isinstance(loss, DTSHClassLoss):
+            return
+        features = outputs_of(network[:-1], inputs)
+        layer = Standardised(features, self.n_bits)
+        standardised = layer.standardise(features).double().numpy()
+        apart = self.apart or max(1, round(self.n_bits / 6))
+        codes = class_codes(standardised, labels, self.n_bits, apart, self.random_state)
+        loss.codes.copy_(torch.from_numpy(codes))
+        if isinstance(network[-1], nn.Linear):
+            targets = (labels.matrix() @ codes).clip(-1, 1)  # of several labels, what most of them agree on
+            layer.set(*ridge_regression(standardised, targets))
+            network[-1] = self.network_[-1] = layer
 
 
 class DTSHLoss(Loss):
@@ -118,6 +150,27 @@ class DTSHLoss(Loss):
         itself = torch.eye(len(u), dtype=torch.bool, device=u.device)
         positives = same if self.own_positive else same & ~itself
         nll, active = triplet_nll(u @ u.T * self.product, positives, ~same, self.alpha)
+        return nll + self.lambda_bar * quantisation_error(u).mean(), active
+
+
+class DTSHClassLoss(DTSHLoss):
+    """Likelihood of the triplets (image, code of its class, code of another class), for all other classes.
+
+    theta = tanh(u) . code / 2: outputs cannot meet the margin by growing, only by agreeing with more bits. An image
+    with several labels has several positives.
+    """
+
+    codes: torch.Tensor
+
+    def __init__(self, n_bits: int, codes: Any, alpha: float | None = DTSH.alpha, lambda_: float = DTSH.lambda_):
+        """`codes` (n_classes, n_bits) of -1 and 1 are those of the classes."""
+        super().__init__(n_bits, alpha, lambda_)
+        self.register_buffer("codes", torch.as_tensor(codes, dtype=torch.float32))
+
+    def compute(self, u: torch.Tensor, labels: torch.Tensor, rows: Any) -> tuple[torch.Tensor, float]:
+        theta = torch.tanh(u) @ self.codes.to(u).T * self.product
+        own = labels if labels.ndim == 2 else F.one_hot(labels, len(self.codes)).bool()
+        nll, active = triplet_nll(theta, own, ~own, self.alpha)
         return nll + self.lambda_bar * quantisation_error(u).mean(), active
 
 

@@ -34,7 +34,9 @@ TRIES = 3  # after a NaN or infinite loss
 class Training:
     """How to train; the defaults are ours, made for a pretrained network on a CPU."""
 
-    epochs: int | None = setting(None, "training epochs; none: 4 to 40, about 30,000 images in total", low=1)
+    epochs: int | None = setting(
+        None, "training epochs; none: 4 to 40, about 30,000 images in total and 150 per class", low=1
+    )
     batch_size: int = setting(64, "images per step", low=2)
     last_batch: str = setting(
         "spread", "spread a short last batch over the epoch's others, or keep it", choices=("spread", "keep")
@@ -50,19 +52,25 @@ class Training:
     mirror: bool = setting(False, "average each image with its mirror image: 2x slower, more accurate")
     windows: int = setting(0, "extra random crops per training image, for frozen blocks: slower, more accurate", low=0)
     shift: int = setting(0, "largest random shift in pixels; only where no block is frozen", low=0)
+    adapt: float = setting(
+        1.0,
+        "share of training in which batch norms use the statistics of the batch; afterwards those are frozen",
+        low=0,
+        high=1,
+    )
     precision: str = setting(
         "float32", "arithmetic of training; codes are always computed in float32", choices=("float32", "bfloat16")
     )
     device: str = setting("auto", "device to train on", choices=("auto", "cpu", "cuda"))
 
-    IMAGES = 30_000
+    IMAGES, PER_CLASS = 30_000, 150
 
     def __post_init__(self) -> None:
         check(self)
 
-    def n_epochs(self, n: int) -> int:
-        """The fewer images, the more epochs, within limits."""
-        return self.epochs or min(40, max(4, round(self.IMAGES / n)))
+    def n_epochs(self, n: int, n_classes: int = 0) -> int:
+        """The fewer images and the more classes, the more epochs, within limits."""
+        return self.epochs or min(40, max(4, round((self.IMAGES + self.PER_CLASS * n_classes) / n)))
 
     def rate(self, done: float, epoch: int) -> float:
         """Factor on the learning rates: `done` is the fraction of all steps taken, `epoch` counts from 0."""
@@ -116,14 +124,14 @@ def train(
     """
     progress = progress or Progress(quiet=True)
     n = len(inputs)
-    epochs = training.n_epochs(n)
+    epochs = training.n_epochs(n, 0 if labels is None else labels.n_classes)
     state = _State(network, loss, training, checkpoint, identity or {})
     if checkpoint is not None and checkpoint.exists():
         state.load()
     safe = state.snapshot()
     values = None if labels is None else label_tensor(labels)
-    network.train()
     while (at := state.at).epoch < epochs:
+        network.train()
         batches = _batches(n, labels, training, np.random.default_rng([seed, at.epoch]))
         started = time.monotonic() - at.seconds
         if at.step == 0:
@@ -134,6 +142,8 @@ def train(
             rate = at.slower * training.rate(done, at.epoch)
             for group in state.optimizer.param_groups:
                 group["lr"] = rate * group["full_lr"]
+            if done >= training.adapt:
+                freeze_statistics(network)
             x = inputs.batch(rows, np.random.default_rng([seed, at.epoch, step])).to(device)
             with torch.autocast(device, torch.bfloat16, enabled=training.precision == "bfloat16"):
                 u = network(x).float()
@@ -164,6 +174,12 @@ def train(
             state.stop()
     network.eval()
     return state.at.history
+
+
+def freeze_statistics(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.eval()
 
 
 Snapshot = tuple[dict[str, torch.Tensor], str]

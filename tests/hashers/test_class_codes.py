@@ -1,0 +1,119 @@
+"""Codes of classes: they follow the geometry of the classes, keep their distance, and start the hash layer well."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+from slow_losses import BATCHES, differences, value_and_gradient
+
+from hashlens import DTSH, Training
+from hashlens.data.labels import Labels
+from hashlens.errors import UsageError
+from hashlens.hashers.deep.class_codes import class_codes, ridge_regression, separated
+from hashlens.hashers.deep.dtsh import DTSHClassLoss
+from hashlens.hashers.deep.heads import Standardised
+
+
+def distances(codes):
+    found = (codes.shape[1] - codes @ codes.T) / 2
+    return found[np.triu_indices(len(codes), 1)]
+
+
+@pytest.fixture
+def many_classes(rng):
+    """40 classes of 6, in 8 families: (features, labels, family of each class)."""
+    families = 3 * rng.normal(size=(8, 20))
+    classes = np.repeat(families, 5, axis=0) + rng.normal(size=(40, 20))
+    labels = np.repeat(np.arange(40), 6)
+    return classes[labels] + 0.7 * rng.normal(size=(240, 20)), labels, np.repeat(np.arange(8), 5)
+
+
+@pytest.mark.parametrize(("n_classes", "n_bits", "apart"), [(100, 48, 12), (100, 16, 4), (10, 32, 14), (600, 32, 6)])
+def test_any_two_classes_differ_in_so_many_bits(rng, n_classes, n_bits, apart):
+    values = rng.normal(size=(n_classes, n_bits))
+    codes = separated(values, apart)
+    assert distances(codes).min() >= apart > distances(np.sign(values)).min()
+    turned = codes != np.sign(values)
+    assert turned.mean() < 0.05 and np.abs(values[turned]).mean() < np.abs(values).mean() / 2  # the cheapest
+
+
+def test_codes_that_are_apart_stay_as_they_are(rng):
+    values = rng.normal(size=(20, 64))
+    assert np.array_equal(separated(values, 10), np.where(values > 0, 1, -1))
+
+
+def test_more_classes_than_codes(rng):
+    codes = separated(rng.normal(size=(50, 4)), 2)
+    assert codes.shape == (50, 4) and len(np.unique(codes, axis=0)) == 16
+
+
+def test_codes_follow_the_geometry_of_the_classes(many_classes):
+    X, y, family = many_classes
+    codes = class_codes(X, Labels.of(y), 32, 4, 0)
+    assert codes.shape == (40, 32) and codes.dtype == np.float32 and set(np.unique(codes)) == {-1, 1}
+    near = (family[:, None] == family)[np.triu_indices(40, 1)]
+    assert distances(codes).min() >= 4
+    assert distances(codes)[near].mean() < 0.6 * distances(codes)[~near].mean()
+
+
+@pytest.mark.parametrize("n_bits", [8, 24])
+def test_few_classes_and_sets_of_labels(rng, n_bits):
+    X = rng.normal(size=(60, 5))
+    sets = np.eye(3, dtype=bool)[rng.integers(0, 3, 60)] | (rng.random((60, 3)) < 0.3)
+    codes = class_codes(X, Labels.of(sets), n_bits, 2, 0)
+    assert codes.shape == (3, n_bits) and distances(codes).min() >= 2
+
+
+def test_regression(rng):
+    X, Y = rng.normal(2, 1, size=(50, 6)), rng.normal(size=(50, 3))
+    weights, bias = ridge_regression(X, Y)
+    expected = Ridge(0.1 * len(X) * X.var(0).mean()).fit(X, Y)
+    np.testing.assert_allclose(weights, expected.coef_.T, atol=1e-10)
+    np.testing.assert_allclose(bias, expected.intercept_, atol=1e-10)
+
+
+def test_standardised_layer_as_a_plain_one(rng):
+    features = torch.from_numpy(rng.normal(3, 5, (50, 7))).float()
+    layer = Standardised(features, 4)
+    assert layer.standardise(features).mean(0).abs().max() < 1e-5
+    torch.testing.assert_close(layer.dense()(features), layer(features), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_the_loss_against_a_loop(rng, name):
+    labels = BATCHES[name]
+    n_classes = np.shape(labels)[1] if np.ndim(labels) == 2 else max(labels) + 1
+    codes, u = rng.choice([-1.0, 1.0], (n_classes, 6)), rng.normal(size=(len(labels), 6))
+    loss = DTSHClassLoss(6, codes, 2.0, 900.0)
+    value, gradient, figures = value_and_gradient(loss, u, labels)
+
+    def slow(u):
+        means, active = [], []
+        for row, own in zip(np.tanh(u), labels, strict=True):
+            mine = np.flatnonzero(own) if np.ndim(own) else [own]
+            gaps = [
+                (row @ codes[p] - row @ codes[n]) / 2 - 2.0 for p in mine for n in range(n_classes) if n not in mine
+            ]
+            if gaps:
+                means.append(np.mean(np.log1p(np.exp(-np.array(gaps)))))
+                active += [gap < 0 for gap in gaps]
+        return np.mean(means) + 900 / 22_500 * np.mean(((u - np.sign(u)) ** 2).sum(1)), np.mean(active)
+
+    assert value == pytest.approx(slow(u)[0], rel=1e-6)
+    assert figures["active"] == pytest.approx(slow(u)[1])
+    np.testing.assert_allclose(gradient, differences(lambda x: slow(x)[0], u), atol=1e-6)
+
+
+def test_many_classes_with_few_images_each(many_classes):
+    X, y, _ = many_classes
+    train, query = np.arange(240) % 6 < 4, np.arange(240) % 6 >= 4
+    scores = {}
+    for sampling in ("class-codes", "in-batch"):
+        hasher = DTSH(24, sampling=sampling, training=Training(epochs=15)).fit(X[train], y[train])
+        scores[sampling] = hasher.score(X[query], y[query])
+    assert scores["class-codes"] > scores["in-batch"] + 0.05
+
+
+def test_bits_between_classes(many_classes):
+    with pytest.raises(UsageError, match="apart must be >= 1, got 0"):
+        DTSH(24, apart=0).fit(*many_classes[:2])
