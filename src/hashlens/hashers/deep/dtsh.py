@@ -66,7 +66,7 @@ class DTSH(DeepHasher):
         choices=("class-codes", "in-batch", "published"),
     )
     apart: int | None = setting(None, "bits between the codes of any two classes; none: n_bits / 6", low=1)
-    training: Training = Training(weight_decay=0.1, adapt=0.5)
+    training: Training = Training(weight_decay=0.1, adapt=0.7)
 
     @property
     def needs_pairs(self) -> bool:  # type: ignore[override]
