@@ -22,11 +22,9 @@ from hashlens.files import cache_dir, write_text
 HERE = Path(__file__).parent / "results"
 LENGTHS = (12, 24, 32, 48)
 
-IN_BATCH = ["--set", "sampling=in-batch", "--set", "weight_decay=1e-4", "--set", "adapt=1"]
-
 # name of the result: arguments of hashlens train
 RUNS = {
-    **{f"cifar10-1-dtsh-{n}": ["cifar10", "--bits", f"{n}", *IN_BATCH] for n in LENGTHS},
+    **{f"cifar10-1-dtsh-{n}": ["cifar10", "--bits", f"{n}"] for n in LENGTHS},
     "cifar10-1-dtsh-32-long": [
         *("cifar10", "--bits", "32"),
         *(
@@ -40,21 +38,11 @@ RUNS = {
             "windows=3",
             "--set",
             "mirror=true",
-            *IN_BATCH,
         ),
     ],
-    "cifar10-2-dtsh-48": ["cifar10", "--bits", "48", "--protocol", "cifar10-2", "--image-size", "160", *IN_BATCH],
-    "cifar10-1-dtsh-32-resnet50": [
-        "cifar10",
-        "--bits",
-        "32",
-        "--backbone",
-        "resnet50",
-        "--image-size",
-        "96",
-        *IN_BATCH,
-    ],
-    "cifar10-1-dtsh-32-triplets": ["cifar10", "--bits", "32", "--triplets", "triplets.csv", *IN_BATCH[2:]],
+    "cifar10-2-dtsh-48": ["cifar10", "--bits", "48", "--protocol", "cifar10-2", "--image-size", "160"],
+    "cifar10-1-dtsh-32-resnet50": ["cifar10", "--bits", "32", "--backbone", "resnet50", "--image-size", "96"],
+    "cifar10-1-dtsh-32-triplets": ["cifar10", "--bits", "32", "--triplets", "triplets.csv"],
 }
 
 

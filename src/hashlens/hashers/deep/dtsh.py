@@ -16,7 +16,7 @@ from hashlens.hashers.deep.class_codes import class_codes, ridge_regression
 from hashlens.hashers.deep.heads import Standardised
 from hashlens.hashers.deep.inputs import outputs_of
 from hashlens.hashers.deep.likelihood import triplet_nll
-from hashlens.hashers.deep.training import Training, released
+from hashlens.hashers.deep.training import released
 from hashlens.hashers.losses import Loss, quantisation_error, same_class
 from hashlens.progress import Progress
 from hashlens.settings import setting
@@ -42,13 +42,12 @@ class DTSH(DeepHasher):
     With theta_ij = u_i . u_j / 2 and T = theta_qp - theta_qn - alpha, minimises over the triplets (query, positive,
     negative) the sum of log(1 + exp(-T)) + lambda sum ||u - sgn(u)||^2. A unit of theta is one bit of distance.
 
-    Differences from the paper: by default the positive and the negative of a triplet are codes of classes, which are
-    computed first, follow the geometry of the classes and stay fixed, theta is tanh(u) . code / 2, and the hash layer
-    starts as the regression on these codes (see class_codes.py): with many classes, a batch has few pairs of one class.
-    sampling="in-batch" takes triplets of images, with gradients through all three. The backbone is EfficientNet-Lite
-    and its leading blocks stay frozen; AdamW with a one-cycle schedule; horizontal flips. The likelihood is a mean over
-    triplets, not a sum. With sampling="published" the gradient is that of the authors' code up to a constant (see
-    `DTSHBankLoss`).
+    Differences from the paper: the backbone is EfficientNet-Lite and its leading blocks stay frozen; AdamW with a
+    one-cycle schedule; horizontal flips. The likelihood is a mean over triplets, not a sum. With
+    sampling="published" the gradient is that of the authors' code up to a constant (see `DTSHBankLoss`). With
+    sampling="class-codes" the positive and the negative of a triplet are codes of classes, which are computed first,
+    follow the geometry of the classes and stay fixed, theta is tanh(u) . code / 2, and the hash layer starts as the
+    regression on these codes (see class_codes.py): with many classes, a batch has few pairs of one class.
     """
 
     alpha: float | None = setting(None, "margin in bits; none: the paper's n_bits / 2", low=0, search=(2.0, 48.0))
@@ -59,14 +58,14 @@ class DTSH(DeepHasher):
         search=(1.0, 1000.0),
     )
     sampling: str = setting(
-        "class-codes",
-        "class-codes: every image with the code of its class and those of all other classes; in-batch: all triplets"
-        " inside the batch, gradient through all three; published: the authors' code, drawn from remembered outputs,"
-        " gradient through the query only",
-        choices=("class-codes", "in-batch", "published"),
+        "in-batch",
+        "in-batch: all triplets inside the batch, gradient through all three; class-codes: every image with the code of"
+        " its class and those of all other classes, for many classes with few images; published: the authors' code,"
+        " drawn from remembered outputs, gradient through the query only",
+        choices=("in-batch", "class-codes", "published"),
+        search=["in-batch", "class-codes"],
     )
     apart: int | None = setting(None, "bits between the codes of any two classes; none: n_bits / 6", low=1)
-    training: Training = Training(weight_decay=0.1, adapt=0.7)
 
     @property
     def needs_pairs(self) -> bool:  # type: ignore[override]
@@ -122,7 +121,7 @@ class DTSH(DeepHasher):
         """Class codes from the features of the untrained network, and a hash layer that predicts them."""
         if not isinstance(loss, DTSHClassLoss):
             return
-        features = outputs_of(network[:-1], inputs)
+        features = outputs_of(network[:-1], inputs, adapt=self.training.adapt > 0)
         layer = Standardised(features, self.n_bits)
         standardised = layer.standardise(features).double().numpy()
         apart = self.apart or max(1, round(self.n_bits / 6))

@@ -76,12 +76,22 @@ class ImageInputs:
         return torch.from_numpy(images)
 
 
-def outputs_of(module: nn.Module, inputs: ArrayInputs | ImageInputs) -> torch.Tensor:
-    """What a module in evaluation mode gives for every training image, on the CPU; augmented as in training."""
+def outputs_of(module: nn.Module, inputs: ArrayInputs | ImageInputs, adapt: bool = False) -> torch.Tensor:
+    """What a module gives for every training image, on the CPU; augmented as in training.
+
+    With `adapt`, batch norms use the statistics of random batches: those of an untrained network mean nothing yet.
+    """
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    rng, found = np.random.default_rng(0), []
-    module.eval()
+    rng = np.random.default_rng(0)
+    order = rng.permutation(len(inputs))
+    norms = [one for one in module.eval().modules() if isinstance(one, nn.BatchNorm1d | nn.BatchNorm2d) and adapt]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.train().momentum = 0.0  # their own statistics stay as they are
+    found = []
     with torch.no_grad():
-        for rows in blocks(len(inputs), 256):
-            found.append(module(inputs.batch(np.arange(rows.start, rows.stop), rng).to(device)).float().cpu())
-    return torch.cat(found)
+        for part in blocks(len(inputs), 256):
+            found.append(module(inputs.batch(order[part], rng).to(device)).float().cpu())
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.eval().momentum = momentum
+    return torch.cat(found)[np.argsort(order)]

@@ -34,9 +34,8 @@ TRIES = 3  # after a NaN or infinite loss
 class Training:
     """How to train; the defaults are ours, made for a pretrained network on a CPU."""
 
-    epochs: int | None = setting(
-        None, "training epochs; none: 4 to 40, about 30,000 images in total and 150 per class", low=1
-    )
+    epochs: int | None = setting(None, "training epochs; none: 4 to 40, by the number of images in total", low=1)
+    images: int = setting(30_000, "images in total over all epochs, where epochs is none", low=1)
     batch_size: int = setting(64, "images per step", low=2)
     last_batch: str = setting(
         "spread", "spread a short last batch over the epoch's others, or keep it", choices=("spread", "keep")
@@ -63,14 +62,12 @@ class Training:
     )
     device: str = setting("auto", "device to train on", choices=("auto", "cpu", "cuda"))
 
-    IMAGES, PER_CLASS = 30_000, 150
-
     def __post_init__(self) -> None:
         check(self)
 
-    def n_epochs(self, n: int, n_classes: int = 0) -> int:
-        """The fewer images and the more classes, the more epochs, within limits."""
-        return self.epochs or min(40, max(4, round((self.IMAGES + self.PER_CLASS * n_classes) / n)))
+    def n_epochs(self, n: int) -> int:
+        """The fewer images, the more epochs, within limits."""
+        return self.epochs or min(40, max(4, round(self.images / n)))
 
     def rate(self, done: float, epoch: int) -> float:
         """Factor on the learning rates: `done` is the fraction of all steps taken, `epoch` counts from 0."""
@@ -124,7 +121,7 @@ def train(
     """
     progress = progress or Progress(quiet=True)
     n = len(inputs)
-    epochs = training.n_epochs(n, 0 if labels is None else labels.n_classes)
+    epochs = training.n_epochs(n)
     state = _State(network, loss, training, checkpoint, identity or {})
     if checkpoint is not None and checkpoint.exists():
         state.load()

@@ -19,7 +19,6 @@ from hashlens.results.compare.comparison import summarise
 from hashlens.results.paper.data import Data, Scale
 from hashlens.results.published import printed_numbers, published
 
-IN_BATCH: dict[str, Any] = {"sampling": "in-batch", "weight_decay": 1e-4, "adapt": 1.0}  # triplets of images alone
 UNSEEN = ("dtsh", "dpsh", "dlbhc", "classifier", "ccaitq", "sdh", "itq", "lsh")
 # the released code, each difference of the port by itself, and all; 5 has no meaning without 4
 PORT: dict[str, tuple[int, ...]] = {
@@ -51,14 +50,9 @@ class Part:
 
     @property
     def variants(self) -> list[Variant]:
-        """DTSH has triplets of images, and methods on features have the settings of their papers."""
-
-        def as_printed(one: Variant) -> Variant:
-            if one.method == "dtsh":
-                return replace(one, settings={**IN_BATCH, **one.settings})
-            return replace(one, preset="published") if one.hasher_class.takes == "features" else one
-
-        return [as_printed(Variant.of(method)) for method in self.methods]
+        """Methods on features have the settings of their papers, of which the printed numbers are."""
+        found = [Variant.of(method) for method in self.methods]
+        return [replace(one, preset="published") if one.hasher_class.takes == "features" else one for one in found]
 
     def printed(self, row: Mapping[str, Any], n: int) -> dict[str, Any] | None:
         """The number of the paper, which is comparable only where the data are the same."""
