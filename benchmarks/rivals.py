@@ -4,7 +4,7 @@
     python -m benchmarks.rivals photos.npy [MORE.npy ...] [--methods ksh,sdh]
 
 Of the training rows of each data set's split, a fifth are searched for among the rest, which are learned from; MAP with
-48 bits and seed 0. Finished trials in benchmarks/results/rivals.json are kept, so that rerunning adds what is missing.
+48 bits and seed 0. Finished trials are kept in benchmarks/results/tuning/rivals.json; rerunning adds what is missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hashlens.hashers.methods import hasher_class
 from hashlens.results.metrics import evaluate_ranking
 from hashlens.settings import apply
 
-OUT = Path(__file__).parent / "results" / "rivals.json"
+OUT = Path(__file__).parent / "results" / "tuning" / "rivals.json"
 BITS = 48
 
 

@@ -62,14 +62,17 @@ def slow_dtsh(u, labels, alpha, lambda_bar, product=0.5, own_positive=False):
     return value + lambda_bar * quantisation(u), active
 
 
-def slow_dpsh(u, others, labels, other_labels, eta_bar):
-    total, wrong = 0.0, []
+def slow_dpsh(u, others, labels, other_labels, eta_bar, balance):
+    similar, others_of, wrong = [], [], []
     for k in range(len(u)):
         for j in range(len(others)):
             theta, s = u[k] @ others[j] / 2, n_shared(labels[k], other_labels[j]) > 0
-            total += softplus(theta) - s * theta
+            (similar if s else others_of).append(softplus(theta) - s * theta)
             wrong.append((theta > 0) != s)
-    return total / len(wrong) + eta_bar * quantisation(u), np.mean(wrong)
+    mean = np.mean(similar + others_of)
+    if balance and similar and others_of:
+        mean = (np.mean(similar) + np.mean(others_of)) / 2
+    return mean + eta_bar * quantisation(u), np.mean(wrong)
 
 
 def slow_hinge(values, labels, margin):
@@ -151,13 +154,13 @@ def case(name, labels, rng):
         slow = lambda x: slow_dtsh(x, batch, 2.5, 0.3, **options)  # noqa: E731
     elif name == "dpsh":
         loss = losses.DPSHLoss(N_BITS, eta=0.7)
-        slow = lambda x: slow_dpsh(x, x, batch, batch, 0.7 / len(x))  # noqa: E731
+        slow = lambda x: slow_dpsh(x, x, batch, batch, 0.7 / len(x), True)  # noqa: E731
     elif name == "dpsh, memory":
-        loss = losses.DPSHLoss(N_BITS, labels, eta=0.7, memory_from=0).double()
+        loss = losses.DPSHLoss(N_BITS, labels, eta=0.7, memory_from=0, balance=False).double()
         bank = rng.normal(size=(len(labels), N_BITS))
         loss.bank[:] = torch.tensor(bank)
         bank[rows] = u  # remembered, without a gradient
-        slow = lambda x: slow_dpsh(x, bank, batch, labels, 0.7 / len(labels))  # noqa: E731
+        slow = lambda x: slow_dpsh(x, bank, batch, labels, 0.7 / len(labels), False)  # noqa: E731
     elif name == "ninh":
         loss = losses.NINHLoss(N_BITS, margin=1.5)
         slow = lambda x: slow_ninh(x, batch, 1.5, 1.0, 0.5)  # noqa: E731

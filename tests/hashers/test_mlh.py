@@ -26,9 +26,9 @@ def bounds(W, x1, x2, losses):
 
 
 def test_losses_by_hand():
-    far, near = pair_losses(4, 2, 1.0) * 4
+    far, near = pair_losses(4, 2, 1.0) * 3
     assert far.tolist() == [3, 2, 1, 0, 0] and near.tolist() == [0, 0, 1, 2, 3]
-    far, near = pair_losses(4, 2, 9.0) * 4
+    far, near = pair_losses(4, 2, 9.0) * 3
     assert far.tolist() == [9, 6, 3, 0, 0] and near.tolist() == pytest.approx([0, 0, 1 / 3, 2 / 3, 1])
 
 

@@ -67,7 +67,7 @@ def test_the_rate_of_each_step_is_the_schedules(clusters, monkeypatch):
 
 
 def test_number_of_epochs():
-    enough = Training.IMAGES
+    enough = Training().images
     assert [Training().n_epochs(n) for n in (1, enough // 50, enough // 10, enough // 2, 9 * enough)] == [
         40,
         40,

@@ -96,7 +96,13 @@ def lines_so_far(folder):
 
 def test_networks_are_tried_with_a_third_of_their_epochs_first(clusters):
     found = tune(clusters, DTSH(8, training=Training(epochs=6)), tries=4)
-    assert set(found.tries[0]["settings"]) == {"alpha", "lambda_", "head_lr", "weight_decay"}  # no blocks, so no lr
+    assert set(found.tries[0]["settings"]) == {
+        "alpha",
+        "lambda_",
+        "sampling",
+        "head_lr",
+        "weight_decay",
+    }  # no lr: no blocks
     assert list(found.tries[0]["steps"]) == [1, 3, 9] and found.tries[0]["settings"]["alpha"] is None
     assert any(list(one["steps"]) == [1] and not one["folds"] for one in found.tries)
     assert len(found.hasher.history_) == 6  # the winner has all of them

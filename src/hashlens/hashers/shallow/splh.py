@@ -63,7 +63,7 @@ class SPLH(LinearHasher):
             if n_used == n_directions:
                 rest, n_used = X, 0
             w, gain = self._best(rest, rows, S, eta, W[:, k - n_used : k])
-            if n_used and gain < (self.restart or 0) * first:
+            if n_used and self.restart is not None and gain < self.restart * first:
                 rest, n_used = X, 0
                 w, gain = self._best(rest, rows, S, eta, W[:, k:k])
             first = first if n_used else gain
