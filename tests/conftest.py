@@ -68,3 +68,22 @@ def clusters():
     y = rng.permutation(np.repeat(np.arange(4), 50))
     centres = rng.normal(size=(4, 16))
     return centres[y] + 0.8 * rng.normal(size=(200, 16)), y
+
+
+@pytest.fixture
+def hashlens(monkeypatch, capsys):
+    """Run a command; gives exit code, stdout, stderr."""
+
+    from hashlens.cli import main
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["hashlens", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run

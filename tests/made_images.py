@@ -3,6 +3,7 @@
 import struct
 import zlib
 
+import numpy as np
 from PIL import Image
 
 from hashlens.data import open_source, readable
@@ -11,6 +12,18 @@ from hashlens.data import open_source, readable
 def paint(path, grey, size=(12, 10), **options):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, (grey, grey, grey)).save(path, **options)
+
+
+def three_classes(folder, n, noise, colour):
+    """A folder of three class folders with n noisy images each, which differ in their colour."""
+    rng = np.random.default_rng(0)
+    for number, name in enumerate(("circle", "square", "stripe")):
+        (folder / name).mkdir(parents=True)
+        for i in range(n):
+            pixels = rng.integers(0, noise, (24, 24, 3), np.uint8)
+            pixels[..., number] += colour
+            Image.fromarray(pixels).save(folder / name / f"{i:02d}.png")
+    return folder
 
 
 def huge_png(width, height):

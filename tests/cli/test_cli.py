@@ -25,23 +25,6 @@ from hashlens.files import LOCK, alone_in
 from hashlens.hashers.methods import make_hasher
 
 
-@pytest.fixture
-def hashlens(monkeypatch, capsys):
-    """Run a command; gives exit code, stdout, stderr."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hashlens", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
-
 def refused(result, code, *words):
     """One sentence on stderr that has these words, nothing on stdout, no traceback."""
     got, out, err = result
@@ -356,7 +339,7 @@ def test_methods_and_doctor(hashlens):
     assert set(json.loads(out)) >= {"versions", "machine", "training", "cache", "disk"}
     assert "dtsh" in hashlens("methods")[1]
     code, out, _ = hashlens("methods", "ksh")
-    assert code == 0 and "CVPR 2012" in out and "Differences from the paper" in out and "n_anchors=1000" in out
+    assert code == 0 and "CVPR 2012" in out and "Differences from the paper" in out and "n_anchors=3000" in out
     settings = {one["name"]: one for one in json.loads(hashlens("methods", "dtsh", "--json")[1])["settings"]}
     assert settings["epochs"]["default"] is None and settings["epochs"]["range"] == ">= 1"
     refused(hashlens("methods", "ksj"), 2, "there is no method 'ksj' (did you mean 'ksh'?)")
@@ -580,7 +563,7 @@ def test_features_say_which_images_they_are_of(hashlens, tmp_path):
         code, said, err = hashlens(command, out, *how, "lsh", "--bits", "8", "--out", tmp_path / command)
         assert code == 0 and "MAP" in said and "hashlens encode" not in said, "the model takes no images" + err
     assert hashlens("evaluate", tmp_path / "train")[0] == 0
-    refused(hashlens("encode", out, "--model", tmp_path / "train" / "model"), 2, "contains features")
+    refused(hashlens("encode", out, "--model", tmp_path / "train" / "model"), 3, "trained on features")
     refused(hashlens("data", "check", out), 2, "contains features")
     out.write_bytes(out.read_bytes()[:-100])
     refused(hashlens("train", out, "--out", tmp_path / "other"), 3, "were not written by hashlens features")

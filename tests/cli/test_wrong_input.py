@@ -4,9 +4,8 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+from made_images import three_classes
 
 from hashlens import cli
 
@@ -33,13 +32,7 @@ def place(tmp_path_factory, session_cache):
         patch.setenv("HASHLENS_OFFLINE", "1")
         root = tmp_path_factory.mktemp("place")
         patch.chdir(root)
-        rng = np.random.default_rng(0)
-        for number, name in enumerate(("circle", "square", "stripe")):
-            (root / "photos" / name).mkdir(parents=True)
-            for i in range(12):
-                pixels = rng.integers(0, 80, (24, 24, 3), np.uint8)
-                pixels[..., number] += 120
-                Image.fromarray(pixels).save(root / "photos" / name / f"{i:02d}.png")
+        three_classes(root / "photos", 12, 80, 120)
         shutil.copytree("photos/circle", "flat")
         shutil.copytree("photos/circle", "one/circle")
         Path("empty").mkdir()

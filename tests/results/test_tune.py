@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
-from PIL import Image
+from made_images import three_classes
 
-from hashlens import CCAITQ, DTSH, ITQ, LinearHasher, Training, cli, load, setting, tune
+from hashlens import CCAITQ, DTSH, ITQ, LinearHasher, Training, load, setting, tune
 from hashlens.data import make_protocol, open_source
 from hashlens.data.folds import TrainingRows
 from hashlens.data.images import UnreadableImage
@@ -173,14 +172,7 @@ def test_without_optuna(clusters, monkeypatch):
 
 @pytest.fixture
 def photos(tmp_path):
-    rng = np.random.default_rng(0)
-    for number, name in enumerate(("circle", "square", "stripe")):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(15):
-            pixels = rng.integers(0, 120, (24, 24, 3), np.uint8)
-            pixels[..., number] += 60
-            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i:02d}.png")
-    return tmp_path / "photos"
+    return three_classes(tmp_path / "photos", 15, 120, 60)
 
 
 @pytest.mark.parametrize(
@@ -213,19 +205,9 @@ def test_wrong_labels_of_queries_change_nothing(photos):
 
 
 @pytest.fixture
-def hashlens(monkeypatch, capsys, photos):
+def hashlens(hashlens, monkeypatch, photos):
     monkeypatch.chdir(photos.parent)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hashlens", *map(str, arguments)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        return code, *capsys.readouterr()
-
-    return run
+    return hashlens
 
 
 GIST = ["--method", "ccaitq", "--features", "gist", "--bits", "8"]

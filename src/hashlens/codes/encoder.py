@@ -88,7 +88,9 @@ class Encoder:
     def require_images(self) -> Extractor:
         """Refuse a model that cannot encode images."""
         if self.extractor is None:
-            raise DataError("this model was trained on features; give it features, not images")
+            raise DataError(
+                "this model was trained on features, so it cannot encode images; give its features to encode in Python"
+            )
         return self.extractor
 
     def codes(self, X: Any, advance: Callable[[int], Any] | None = None, *, shared: bool = False) -> Codes:
