@@ -88,6 +88,17 @@ def comparison(name: str) -> str:
     return table_markdown(map_table(result), title_of(result)).rstrip()
 
 
+def own(name: str) -> str:
+    """All methods on images of a user's own: networks trained on images, then methods on fixed features."""
+    paths = [RESULTS / "comparison" / f"{name}-{kind}.json" for kind in ("images", "features", "features-slow")]
+    first, *others = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    rows = first["rows"] + sorted(
+        [row | {"features": "fixed"} for result in others for row in result["rows"]],
+        key=lambda row: -row["lengths"]["48"]["map"],
+    )
+    return table_markdown(map_table(first | {"rows": rows}), title_of(first)).rstrip()
+
+
 def tie_aware(name: str, *chosen: str) -> str:
     """Some methods of a comparison: MAP as the paper defines it and tie-aware MAP in brackets."""
     result = json.loads((RESULTS / "comparison" / f"{name}.json").read_text(encoding="utf-8"))
@@ -146,6 +157,7 @@ TABLES = {
     "variants": variants,
     "features": features,
     "comparison": comparison,
+    "own": own,
     "tie-aware": tie_aware,
     "methods": methods,
     "speed": speed,
