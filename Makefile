@@ -32,12 +32,14 @@ fix: $(DEV)           ## format, and fix what the linter can
 
 setup: $(DEV)
 
-$(TRAIN): pyproject.toml constraints.txt
+KERNELS := $(wildcard src/hashlens/kernels/*.[ch])  # installing compiles them
+
+$(TRAIN): pyproject.toml constraints.txt $(KERNELS)
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) '.[train]'
 	touch $(TRAIN)
 
-$(DEV): pyproject.toml constraints.txt
+$(DEV): pyproject.toml constraints.txt $(KERNELS)
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) '.[dev]'
 	touch $(DEV) $(TRAIN)

@@ -108,8 +108,20 @@ def _cpu_name() -> str:
         return platform.processor() or "unknown"
 
 
+def _kernels() -> str:
+    """What counts bits."""
+    from hashlens.kernels import VARIABLE, available, kernels
+
+    name = kernels().name
+    if os.environ.get(VARIABLE):
+        return f"{name} ({VARIABLE})"
+    if len(available()) > 1:
+        return f"{name}, compiled"
+    return "numpy, since nothing was compiled: slower; with gcc or clang run: python -m hashlens.kernels.build"
+
+
 def diagnose() -> dict[str, Any]:
-    facts: dict[str, Any] = {"versions": versions(), "machine": machine()}
+    facts: dict[str, Any] = {"versions": versions(), "machine": machine(), "kernels": _kernels()}
     there = {extra: all(map(find_spec, modules)) for extra, modules in EXTRAS.items()}
     facts["extras"] = {extra: "installed" if found else "missing" for extra, found in there.items()}
     if not there["train"]:

@@ -96,7 +96,7 @@ def test_small_radii_are_answered_from_tables(made, searcher, tmp_path, monkeypa
     """With and without k, the same hits; since not all codes are read, the histogram is unknown."""
     folder = IndexFolder.open(shutil.copytree(made.index, tmp_path / "index"))
     folder.set_radius_tables(True)
-    monkeypatch.setattr(memory, "is_cheaper", lambda n, n_pieces, radius: radius < 4)
+    monkeypatch.setattr(memory, "is_cheaper", lambda n, n_bytes, radius: radius < 4)
     looked_up = Searcher(folder)
     for how in ({"radius": 3}, {"radius": 3, "k": 5}):
         answer, plain = looked_up.search(7, **how), searcher.search(7, **how)
