@@ -16,6 +16,7 @@ from hashlens import Codes
 from hashlens.errors import UsageError
 from hashlens.index.memory import HammingIndex
 from hashlens.index.radius import Tables
+from hashlens.index.tree import Tree
 from hashlens.kernels import LANES, Rows, View, available, build, kernels, to_blocks
 from hashlens.kernels.compiled import Compiled
 from hashlens.kernels.in_numpy import Numpy
@@ -111,6 +112,23 @@ def test_every_level_ranks_as_numpy_does(level, search, label_sets, topk):
         found.append((items, hits, at, total))
     for mine, wanted in zip(*found, strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=1e-12)
+
+
+@compiled
+@pytest.mark.parametrize("level", LEVELS)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(search=searches(), with_tree=st.tuples(st.booleans(), st.booleans(), st.booleans()), radius=st.integers(0, 40))
+def test_trees_find_what_numpy_finds(level, search, with_tree, radius):
+    parts, queries, n_bits, k = search
+    wanted = found_by(Numpy(), parts, queries, n_bits, k)
+    within = [ordered(*Numpy().within(part, queries[0], n_bits, radius)) for part in parts]
+    for part, wants_one in zip(parts, with_tree, strict=False):
+        if wants_one and len(part):
+            part.tree = Tree.build(part)
+            part.tree.radius = n_bits
+    for mine, theirs in zip(found_by(Compiled(level), parts, queries, n_bits, k), wanted, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert [ordered(*Compiled(level).within(part, queries[0], n_bits, radius)) for part in parts] == within
 
 
 @compiled

@@ -1,7 +1,7 @@
 """`HammingIndex`: exact search by reading all codes, in memory or in memory maps, or fewer where a tree helps."""
 
+import threading
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,16 @@ from hashlens.errors import MismatchError
 from hashlens.index.base import Index, refuse
 from hashlens.index.order import Found, ordered
 from hashlens.index.radius import Tables, is_cheaper
+from hashlens.index.tree import MANY as MANY_QUERIES
+from hashlens.index.tree import Tree, can_build, step_of
 from hashlens.kernels import Rows, View, kernels, to_blocks
 from hashlens.machine import blocks, in_threads, n_threads, shares
 
 QUERIES = 256  # that one thread takes at once
 MANY = 32  # parts; with more, a search would spend its time between them
 SHARED = 8_000_000  # bytes of codes from which several threads answer one query sooner than one
+QUERIES_OF_A_TREE = 3_000  # cost as much time as building one
+UNASKED = 20_000_000  # codes, for which a tree is built without being asked for: it takes memory
 NO_IDS = np.empty(0, np.int64)
 
 
@@ -34,6 +38,7 @@ class Part(Rows):
     ):
         super().__init__(blocks, n, ids)
         self.tables = tables
+        self.tried = False  # whether a tree is faster
         self.items = items
         self.remove(removed)
 
@@ -97,11 +102,40 @@ class HammingIndex(Index):
     def _changed(self) -> None:
         """Forget what was computed from the parts."""
         self._n = sum(len(part) - part.n_removed for part in self.parts)
-        self.__dict__.pop("_view", None)
+        self._views: dict[tuple[int, bool], View] = {}
+        self._n_asked = 0
 
-    @cached_property
-    def _view(self) -> View:
-        return View(self.parts)
+    def _view(self, k: int, n_queries: int) -> View:
+        """All parts, with the trees that find k results sooner."""
+        key = step_of(k), n_queries >= MANY_QUERIES
+        if key not in self._views:
+            use = tuple(part.tree is not None and part.tree.is_faster(*key) for part in self.parts)
+            self._views[key] = View(self.parts, use)
+        return self._views[key]
+
+    def build_trees(self) -> None:
+        """Make `search` read only some of the codes where that is faster, which it is for most trained codes.
+
+        This happens by itself, in the background, when so many queries were asked that it pays off.
+        """
+        self._build_trees([part for part in self.parts if part.tree is None and can_build(part)])
+
+    def _build_trees(self, parts: list[Part]) -> None:
+        for part in parts:
+            tree = Tree.build(part)
+            part.tree, part.tried = tree, True
+            if not tree.try_out(part, self.n_bits):
+                part.tree = None
+        self._views = {}
+
+    def _asked(self, n_queries: int) -> None:
+        """Count queries, until trees are worth their time."""
+        self._n_asked += n_queries
+        if self._n_asked >= QUERIES_OF_A_TREE:
+            self._n_asked = -(2**62)  # once for these parts
+            parts = [part for part in self.parts if not part.tried and can_build(part) and len(part) <= UNASKED]
+            if parts:
+                threading.Thread(target=self._build_trees, args=(parts,), daemon=True).start()
 
     def __len__(self) -> int:
         return self._n
@@ -160,7 +194,9 @@ class HammingIndex(Index):
         return np.concatenate([ids[:0], *(part.ids(part.places(ids)) for part in self.parts)])
 
     def _nearest(self, codes: Codes, k: int, among: np.ndarray | None, distances: np.ndarray, ids: np.ndarray) -> None:
-        view = self._view if among is None else View(self._among(among))
+        view = self._view(distances.shape[1], len(codes)) if among is None else View(self._among(among))
+        if self._n_asked >= 0:
+            self._asked(len(codes))
         queries = np.ascontiguousarray(codes.packed)
         if len(codes) == 1 and (view.n_bytes < SHARED or n_threads() == 1):
             kernels().nearest(view, queries, self.n_bits, distances, ids)
@@ -226,6 +262,7 @@ class HammingIndex(Index):
 
 
 def _within(query: np.ndarray, n_bits: int, part: Part, radius: int) -> Found:
-    if part.tables is not None and part.looks_up(radius):
+    by_tree = part.tree is not None and radius <= part.tree.radius
+    if not by_tree and part.tables is not None and part.looks_up(radius):
         return part.tables.within(query, part, radius)
     return kernels().within(part, query, n_bits, radius)

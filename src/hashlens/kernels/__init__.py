@@ -19,6 +19,7 @@ import numpy as np
 from hashlens.errors import UsageError
 
 if TYPE_CHECKING:
+    from hashlens.index.tree import Tree
     from hashlens.kernels.compiled import Compiled
     from hashlens.kernels.in_numpy import Numpy
 
@@ -34,7 +35,7 @@ class Rows:
         self.n = n
         self._ids = ids  # ascending, or the first of consecutive ones
         self.alive: np.ndarray | None = None  # (n,) bool; None: all
-        self.tree: Any = None  # index/tree.py
+        self.tree: Tree | None = None
 
     def __len__(self) -> int:
         return self.n
@@ -50,18 +51,22 @@ class Rows:
 class View:
     """Some rows, whose ids ascend from one to the next, and what the compiled kernels are told about them, kept."""
 
-    def __init__(self, rows: list[Any]):
+    def __init__(self, rows: list[Any], trees: bool | tuple[bool, ...] = True):
         self.rows = rows
+        self.trees = trees if isinstance(trees, tuple) else (trees,) * len(rows)  # whether that of each is used
 
     @cached_property
     def structs(self) -> Any:
         from hashlens.kernels.compiled import Structs
 
-        return Structs(self.rows)
+        return Structs(self.rows, self.trees)
 
     @cached_property
     def n_bytes(self) -> int:
-        return sum(rows.blocks.nbytes for rows in self.rows)
+        """Bytes of codes that are read for a query, other than by trees."""
+        return sum(
+            rows.blocks.nbytes for rows, tree in zip(self.rows, self.trees, strict=True) if not (tree and rows.tree)
+        )
 
 
 def to_blocks(packed: np.ndarray) -> np.ndarray:

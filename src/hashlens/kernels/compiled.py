@@ -86,10 +86,10 @@ def _call(name: str, *given: Any) -> int:
 class Structs:
     """The C structures of some rows, and the arrays that they point to."""
 
-    def __init__(self, rows: list[Any]):
+    def __init__(self, rows: list[Any], trees: tuple[bool, ...]):
         self.array = (RowsStruct * len(rows))()
         self._kept: list[Any] = []
-        for struct, one in zip(self.array, rows, strict=True):
+        for struct, one, use_tree in zip(self.array, rows, trees, strict=True):
             bits = None
             if one.alive is not None:
                 padded = np.zeros(-(-one.n // LANES) * LANES, bool)
@@ -98,7 +98,7 @@ class Structs:
             own_ids = None if isinstance(one._ids, int) else np.ascontiguousarray(one._ids, np.int64)
             struct.blocks, struct.alive, struct.ids = map(self._keep, (one.blocks, bits, own_ids))
             struct.first, struct.n = one._ids if own_ids is None else 0, one.n
-            if one.tree is not None:
+            if use_tree and one.tree is not None:
                 weights = None if one.alive is None else one.tree.weights(one.alive)
                 tree = TreeStruct(*map(self._keep, (*one.tree.arrays, weights)), one.tree.n_distinct)
                 struct.tree = ctypes.pointer(tree)
@@ -132,11 +132,11 @@ class Compiled:
         return _call("nearest", self._level, *given)
 
     def within(self, rows: Rows, query: np.ndarray, n_bits: int, radius: int) -> tuple[np.ndarray, np.ndarray]:
-        structs = Structs([rows])
+        structs = Structs([rows], (rows.tree is not None and radius <= rows.tree.radius,))
         return _found("within", self._level, structs.array, query, len(query), radius)
 
     def histogram(self, rows: Rows, begin: int, end: int, query: np.ndarray, counts: np.ndarray) -> None:
-        structs = Structs([rows])
+        structs = Structs([rows], (False,))
         _call("histogram", self._level, structs.array, begin, end, query, len(query), len(counts) - 1, counts)
 
     def rank(
@@ -170,7 +170,7 @@ class Compiled:
         starts: np.ndarray,
         places: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
-        structs = Structs([rows])
+        structs = Structs([rows], (False,))
         tables = (radii, len(radii), masks, ends, starts, places)
         return _found("look_up", structs.array, query, len(query), radius, *tables)
 

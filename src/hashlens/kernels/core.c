@@ -49,7 +49,8 @@ typedef struct {
     int64_t (*next_near)(
         const uint8_t *blocks, int64_t block, int64_t end, const uint8_t *spread, int n_bytes, int limit,
         uint16_t *distances, uint64_t *mask);
-    void (*bounds)(const uint8_t *values, const uint8_t *masks, const uint8_t *query, int n_bytes, uint16_t *out);
+    uint64_t (*bounds)(
+        const uint8_t *values, const uint8_t *masks, const uint8_t *query, int n_bytes, int limit, uint16_t *out);
 } level;
 
 static const level LEVELS[] = {
@@ -242,19 +243,25 @@ static int climb(const level *l, const part *p, const uint8_t *query, int n_byte
     uint64_t mask;
     memset(starts, 0, sizeof starts);
     for (int64_t top = 0; top < blocks_of(n_groups); top++)
-        l->bounds(t->top_values + top * size, t->top_masks + top * size, query, n_bytes, r->bounds + top * LANES);
+        l->bounds(t->top_values + top * size, t->top_masks + top * size, query, n_bytes, 0, r->bounds + top * LANES);
     for (int64_t g = 0; g < n_groups; g++) starts[r->bounds[g] + 1]++;
     for (int d = 1; d <= n_bits + 1; d++) starts[d] += starts[d - 1];
     for (int64_t g = 0; g < n_groups; g++) r->order[starts[r->bounds[g]]++] = (uint32_t)g;
     sort_out(s);
     r->n = 0;
     for (int64_t i = 0; i < n_groups; i++) {
-        int64_t group = r->order[i], last = smaller(n_blocks - group * LANES, LANES);
+        int64_t group = r->order[i];
         if (r->bounds[group] > s->limit) break;
-        l->bounds(t->values + group * size, t->masks + group * size, query, n_bytes, bounds);
-        for (int64_t lane = 0; lane < last; lane++) {
-            if (bounds[lane] > s->limit) continue;
+        uint64_t near = l->bounds(t->values + group * size, t->masks + group * size, query, n_bytes, s->limit, bounds);
+        near &= there(NULL, n_blocks, group);
+        for (uint64_t left = near; left; left &= left - 1) {
+            const uint8_t *at = t->blocks + (group * LANES + __builtin_ctzll(left)) * size;
+            for (int64_t line = 0; line < size; line += 64) __builtin_prefetch(at + line, 0, 3);
+        }
+        for (; near; near &= near - 1) {
+            int lane = __builtin_ctzll(near);
             int64_t block = group * LANES + lane;
+            if (bounds[lane] > s->limit) continue;
             r->n_read++;
             if (l->next_near(t->blocks, block, block + 1, s->spread, n_bytes, s->limit + 1, distances, &mask) > block)
                 continue;
@@ -392,14 +399,13 @@ EXPORT int64_t hashlens_within(
     const tree *t = p->tree;
     int64_t n_blocks = blocks_of(t->n_distinct), n_groups = blocks_of(n_blocks);
     for (int64_t group = 0; group < n_groups; group++) {
-        int64_t top = group / LANES, last = smaller(n_blocks - group * LANES, LANES);
+        int64_t top = group / LANES;
         if (group % LANES == 0)
-            l->bounds(t->top_values + top * size, t->top_masks + top * size, query, n_bytes, tops);
+            l->bounds(t->top_values + top * size, t->top_masks + top * size, query, n_bytes, radius, tops);
         if (tops[group % LANES] > radius) continue;
-        l->bounds(t->values + group * size, t->masks + group * size, query, n_bytes, bounds);
-        for (int64_t b = 0; b < last; b++) {
-            if (bounds[b] > radius) continue;
-            block = group * LANES + b;
+        uint64_t near = l->bounds(t->values + group * size, t->masks + group * size, query, n_bytes, radius, bounds);
+        for (near &= there(NULL, n_blocks, group); near; near &= near - 1) {
+            block = group * LANES + __builtin_ctzll(near);
             if (l->next_near(t->blocks, block, block + 1, spread, n_bytes, radius + 1, far, &mask) > block) continue;
             for (mask &= there(NULL, t->n_distinct, block); mask; mask &= mask - 1) {
                 int lane = __builtin_ctzll(mask);

@@ -244,9 +244,10 @@ TARGET static int64_t OWN(next_near)(
                              : OWN(read_wide)(blocks, block, end, spread, n_bytes, limit, distances, mask);
 }
 
-/* How far the query is at least from the codes behind each of 64 values: only bits of the mask are shared by them. */
-TARGET static void OWN(bounds)(
-    const uint8_t *values, const uint8_t *masks, const uint8_t *query, int n_bytes, uint16_t *out) {
+/* How far the query is at least from the codes behind each of 64 values: only bits of the mask are shared by them.
+ * Returns a bit for each that is at most `limit`. */
+TARGET static uint64_t OWN(bounds)(
+    const uint8_t *values, const uint8_t *masks, const uint8_t *query, int n_bytes, int limit, uint16_t *out) {
     OWN(shorts) total = OWN(widen)(OWN(none)());
     for (int i = 0; i < n_bytes; i += NARROW) {
         OWN(bytes) sum = OWN(none)();
@@ -255,6 +256,7 @@ TARGET static void OWN(bounds)(
         total = OWN(add)(total, OWN(widen)(sum));
     }
     OWN(store)(total, out);
+    return OWN(shorts_below)(total, limit + 1);
 }
 
 #undef JOIN_
