@@ -56,12 +56,8 @@ def searches(draw):
 
 def found_by(kernel, parts, queries, n_bits, k, share=0, n_shares=1):
     distances, ids = np.empty((len(queries), k), np.int32), np.empty((len(queries), k), np.int64)
-    ties = np.empty(len(queries), np.int64)
-    kernel.nearest(View(parts), queries, n_bits, distances, ids, share, n_shares, ties)
-    alone = distances.copy(), ids.copy()
-    kernel.nearest(View(parts), queries, n_bits, *alone, share, n_shares)
-    assert np.array_equal(alone[0], distances) and np.array_equal(alone[1], ids)  # whether ties are counted or not
-    return distances, ids, ties
+    kernel.nearest(View(parts), queries, n_bits, distances, ids, share, n_shares)
+    return distances, ids
 
 
 def ordered(distances, ids):

@@ -7,11 +7,7 @@ compiler (gcc or clang). The name of the library tells which source it was made 
 from __future__ import annotations
 
 import os
-import shlex
-import subprocess
 import sys
-import sysconfig
-import tempfile
 import zlib
 from pathlib import Path
 
@@ -30,6 +26,11 @@ def library() -> Path:
 
 def compile_core() -> Path:
     """Compile, and delete older libraries; raises OSError where that is not possible."""
+    import shlex  # not above: whoever searches asks for `library` only
+    import subprocess
+    import sysconfig
+    import tempfile
+
     made = library()
     command = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     command = [part for part in command if part != "-pthread"]

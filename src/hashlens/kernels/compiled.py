@@ -15,7 +15,7 @@ from hashlens.kernels.build import library
 FIRST_ROOM = 4_096  # hits of a radius that are written down at the first attempt
 KINDS = {"i": c_int, "n": c_int64, "p": c_void_p}
 ARGUMENTS = {  # of the functions of core.c
-    "nearest": "ipnpniinnnppp",
+    "nearest": "ipnpniinnnpp",
     "within": "ippiinpp",
     "histogram": "ipnnpiip",
     "rank": "ipnpniippnipnnpppp",
@@ -125,10 +125,9 @@ class Compiled:
         ids: np.ndarray,
         share: int = 0,
         n_shares: int = 1,
-        ties: np.ndarray | None = None,
     ) -> int:
         rows, (n, k) = view.structs.array, distances.shape
-        given = (rows, len(rows), queries, n, queries.shape[1], n_bits, k, share, n_shares, distances, ids, ties)
+        given = (rows, len(rows), queries, n, queries.shape[1], n_bits, k, share, n_shares, distances, ids)
         return _call("nearest", self._level, *given)
 
     def within(self, rows: Rows, query: np.ndarray, n_bits: int, radius: int) -> tuple[np.ndarray, np.ndarray]:

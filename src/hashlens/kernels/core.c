@@ -117,7 +117,7 @@ INLINE uint64_t there(const uint64_t *alive, int64_t n, int64_t block) {
 typedef struct {
     int64_t k, room, n, below;
     int limit;
-    int64_t *counts;     /* (n_bits + 2) kept at each distance; with ties, all that are as far as the limit */
+    int64_t *counts;     /* (n_bits + 2) kept at each distance */
     int64_t *ids;        /* (room) */
     uint16_t *distances; /* (room) */
     uint8_t *spread;     /* of the query */
@@ -143,21 +143,18 @@ static void sort_out(nearest *s) {
     s->n = n;
 }
 
-static void scan(const level *l, const part *p, int64_t begin, int64_t end, int n_bytes, int ties, nearest *s) {
+static void scan(const level *l, const part *p, int64_t begin, int64_t end, int n_bytes, nearest *s) {
     uint16_t distances[LANES];
     uint64_t mask;
     int64_t block = begin;
-    while ((block = l->next_near(p->blocks, block, end, s->spread, n_bytes, s->limit + ties, distances, &mask)) < end) {
+    while ((block = l->next_near(p->blocks, block, end, s->spread, n_bytes, s->limit, distances, &mask)) < end) {
         if (s->n + LANES > s->room) sort_out(s);
         for (mask &= there(p->alive, p->n, block); mask; mask &= mask - 1) {
             int lane = __builtin_ctzll(mask), distance = distances[lane];
-            if (distance < s->limit) {
-                s->distances[s->n] = (uint16_t)distance;
-                s->ids[s->n++] = id_at(p, block * LANES + lane);
-                count(s, distance, 1);
-            } else if (ties && distance == s->limit) {
-                s->counts[distance]++;
-            }
+            if (distance >= s->limit) continue; /* which has become lower */
+            s->distances[s->n] = (uint16_t)distance;
+            s->ids[s->n++] = id_at(p, block * LANES + lane);
+            count(s, distance, 1);
         }
         block++;
     }
@@ -310,11 +307,11 @@ static int climb(const level *l, const part *p, const uint8_t *query, int n_byte
 /* ---- what Python calls; all give -1 if there is no memory */
 
 /* The nearest k of each query among one of `n_shares` shares of all parts, whose ids ascend from part to part:
- * distances (n_queries, k) and ids (n_queries, k), -1 where there are fewer; with `ties`, how many codes are as far as
- * the k-th. Returns how many blocks of trees were read. */
+ * distances (n_queries, k) and ids (n_queries, k), -1 where there are fewer. Returns how many blocks of trees were
+ * read. */
 EXPORT int64_t hashlens_nearest(
     int number, const part *parts, int64_t n_parts, const uint8_t *queries, int64_t n_queries, int n_bytes, int n_bits,
-    int64_t k, int64_t share, int64_t n_shares, int32_t *distances, int64_t *ids, int64_t *ties) {
+    int64_t k, int64_t share, int64_t n_shares, int32_t *distances, int64_t *ids) {
     const level *l = LEVELS + number;
     int64_t n_codes = 0, n_groups = 0, n_read = -1;
     for (int64_t i = 0; i < n_parts; i++) {
@@ -353,13 +350,10 @@ EXPORT int64_t hashlens_nearest(
             int64_t tile = n == 1 ? n_blocks + 1 : TILE / (LANES * n_bytes) + 1;
             for (int64_t begin = n_blocks * share / n_shares; begin < end; begin += tile)
                 for (int64_t q = 0; q < n; q++)
-                    scan(l, p, begin, smaller(begin + tile, end), n_bytes, ties != NULL, states + q);
+                    scan(l, p, begin, smaller(begin + tile, end), n_bytes, states + q);
         }
-        for (int64_t q = 0; q < n; q++) {
-            nearest *s = states + q;
-            write_out(s, n_bits, distances + (first + q) * k, ids + (first + q) * k);
-            if (ties) ties[first + q] = s->limit <= n_bits ? s->counts[s->limit] : 0;
-        }
+        for (int64_t q = 0; q < n; q++)
+            write_out(states + q, n_bits, distances + (first + q) * k, ids + (first + q) * k);
     }
     n_read = r.n_read;
 end:

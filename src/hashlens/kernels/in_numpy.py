@@ -23,7 +23,6 @@ class Numpy:
         ids: np.ndarray,
         share: int = 0,
         n_shares: int = 1,
-        ties: np.ndarray | None = None,
     ) -> int:
         """The nearest k of each query, (n_queries, k), in one of `n_shares` shares of the rows; -1 after the last."""
         k = distances.shape[1]
@@ -42,8 +41,6 @@ class Numpy:
             near = np.flatnonzero(d <= limit)
             best = near[np.argsort(d[near], kind="stable")[:k]]
             distances[row, : len(best)], ids[row, : len(best)] = d[best], np.concatenate(theirs)[best]
-            if ties is not None:
-                ties[row] = counts[limit] if limit <= n_bits else 0
         return 0
 
     def within(self, rows: Rows, query: np.ndarray, n_bits: int, radius: int) -> tuple[np.ndarray, np.ndarray]:
