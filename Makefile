@@ -22,6 +22,7 @@ check: $(DEV)         ## formatting, lint and types
 bench: $(DEV)         ## speed ratios, each measured in one process with its peer
 	$(BIN)/python -m benchmarks.bench
 	$(BIN)/python -m benchmarks.search_bench
+	$(BIN)/python -m benchmarks.start
 
 results: $(DEV)       ## rebuild the tables in README and docs from benchmarks/results
 	$(BIN)/python -m benchmarks.tables --write

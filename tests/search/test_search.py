@@ -290,7 +290,9 @@ def test_text(searcher):
     code = Codes.from_signs(-parse_code(searcher.item(0)["code"], N_BITS).signs())
     nearest = next(d for d, n in enumerate(searcher.search(code, histogram=True)["histogram"]) if n)
     if nearest:
-        assert f"the nearest is {nearest} bits away" in describe_answer("x", searcher.search(code, radius=nearest - 1))
+        assert f"the nearest is {nearest} bits away" in describe_answer(
+            "x", searcher.search(code, radius=nearest - 1, histogram=True)
+        )
 
 
 def test_queries_of_the_command_line(made, tmp_path, monkeypatch):
@@ -319,7 +321,10 @@ def test_queries_of_the_command_line(made, tmp_path, monkeypatch):
 def test_the_page_is_one_file(made, searcher, tmp_path):
     hostile = "<script>alert(1)</script>"
     query = made.images / "palace" / "000.jpg"
-    answers = [(hostile, query, searcher.search(query)), ("abcde0", "abcde0", searcher.search("abcde0", radius=0))]
+    answers = [
+        (hostile, query, searcher.search(query)),
+        ("abcde0", "abcde0", searcher.search("abcde0", radius=0, histogram=True)),
+    ]
     answers[0][2]["hits"][1]["path"] = "gone.jpg"
     assert write_page(tmp_path / "out.html", answers, searcher.index) == 1
     text = (tmp_path / "out.html").read_text()

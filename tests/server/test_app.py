@@ -96,7 +96,7 @@ def test_how_many_and_how_near(client):
     answer = client.post("/v1/search", json={"id": 3, "radius": 20}).json()
     assert len(answer["hits"]) == 60
     assert len(client.post("/v1/search", json={"id": 3, "radius": 20, "k": 4}).json()["hits"]) == 4
-    near = client.post("/v1/search", json={"id": 3, "radius": 0}).json()
+    near = client.post("/v1/search", json={"id": 3, "radius": 0, "histogram": True}).json()
     assert {hit["distance"] for hit in near["hits"]} == {0} and near["ties"]["shown"] == near["ties"]["total"]
     flowers = client.post("/v1/search", json={"id": 3, "label": "flower", "k": 60}).json()
     assert len(flowers["hits"]) == 20

@@ -95,7 +95,6 @@ class Searcher:
         k: int | None = None,
         radius: int | None = None,
         label: str | None = None,
-        *,
         histogram: bool = False,
     ) -> dict[str, Any]:
         """The nearest k images, by default 10; with a radius all within it; with both, the nearest k within it.
@@ -117,7 +116,7 @@ class Searcher:
         return self.now()._search(query, k, radius, label, histogram)
 
     def _search(
-        self, query: Any, k: int | None, radius: int | None, label: str | None, histogram: bool
+        self, query: Any, k: int | None, radius: int | None, label: str | None, histogram: bool = False
     ) -> dict[str, Any]:
         if not len(self.index):
             raise EmptyIndex("the index has no images; add some with: hashlens index add INDEX CODES")

@@ -131,7 +131,7 @@ def _add_search(app: FastAPI, searcher: Searcher, limits: Limits, workers: Worke
         k = asked.k or min(20 if asked.radius is None else limits.max_k, limits.max_k)
         if k > limits.max_k:
             raise HTTPException(422, f"k must be <= {limits.max_k:,}, got {k:,}")
-        found = searcher.search(query_of(upload, asked), k, asked.radius, asked.label, histogram=asked.histogram)
+        found = searcher.search(query_of(upload, asked), k, asked.radius, asked.label, asked.histogram)
         for hit in found["hits"]:
             hit["thumb"] = f"/v1/items/{hit['id']}/thumb"
         return found
