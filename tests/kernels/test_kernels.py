@@ -203,3 +203,17 @@ def test_without_a_compiler_the_wheel_is_pure_python(tmp_path):
     name, files, said = wheel(tmp_path, CC="/no/such/compiler", PATH=str(tmp_path / "empty"))
     assert name.endswith("-py3-none-any.whl") and "no C compiler was found" in said
     assert not any("kernels/core-" in file for file in files) and "hashlens/kernels/core.c" in files
+
+
+@compiled
+def test_codes_in_any_memory_order(rng):
+    """Arrays that are not in C order are copied where users give them, and refused where they should not be."""
+    codes = Codes(np.asfortranarray(rng.integers(0, 256, (300, 4), np.uint8)), 32)
+    index = HammingIndex(32)
+    index.add(codes)
+    assert index.search(codes[::-1], 1)[0].max() == 0 and index.histogram(codes[5])[0] == 1
+    assert [len(ids) for _, ids in index.within(codes[::7], 0)] == [1] * 43
+    with pytest.raises(ValueError, match="C order"):
+        Compiled(LEVELS[-1]).nearest(
+            View(index.parts), codes.packed, 32, np.empty((300, 1), np.int32), np.empty((300, 1), np.int64)
+        )

@@ -157,10 +157,11 @@ class HammingIndex(Index):
         parts = self._among(None if among is None else np.unique(np.asarray(among, np.int64)))
         tasks = [(part, rows) for part in parts for rows in shares(len(part.blocks))]
         counts = np.zeros((len(tasks), self.n_bits + 1), np.int64)
+        query = np.ascontiguousarray(code.packed[0])
 
         def work(number: int) -> None:
             part, rows = tasks[number]
-            kernels().histogram(part, rows.start, rows.stop, code.packed[0], counts[number])
+            kernels().histogram(part, rows.start, rows.stop, query, counts[number])
 
         in_threads(work, range(len(tasks)))
         return counts.sum(axis=0)
@@ -229,9 +230,10 @@ class HammingIndex(Index):
     def _within(self, codes: Codes, radius: int, among: np.ndarray | None) -> list[Found]:
         parts = self._among(among)
         found = [ordered([], [])] * len(codes)
+        queries = np.ascontiguousarray(codes.packed)
 
         def work(row: int) -> None:
-            each = [_within(codes.packed[row], self.n_bits, part, radius) for part in parts]
+            each = [_within(queries[row], self.n_bits, part, radius) for part in parts]
             found[row] = ordered(*(np.concatenate(values) for values in zip(*each, strict=True)))
 
         if parts:

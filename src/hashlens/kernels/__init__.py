@@ -45,7 +45,7 @@ class Rows:
 
     def codes(self, places: np.ndarray) -> np.ndarray:
         """(len(places), n_bytes) uint8, packed."""
-        return self.blocks[places // LANES, :, places % LANES]
+        return np.ascontiguousarray(self.blocks[places // LANES, :, places % LANES])
 
 
 class View:

@@ -72,6 +72,8 @@ def levels() -> dict[str, int]:
 
 def _address(array: np.ndarray) -> int:
     """Where an array starts; the caller keeps the array."""
+    if not array.flags.c_contiguous:  # C would read what is not there
+        raise ValueError("the kernels take arrays in C order")
     return array.__array_interface__["data"][0]  # a third of the time of `.ctypes.data`
 
 

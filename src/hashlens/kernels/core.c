@@ -319,7 +319,7 @@ EXPORT int64_t hashlens_nearest(
         int64_t groups = parts[i].tree ? blocks_of(blocks_of(parts[i].tree->n_distinct)) : 0;
         if (groups > n_groups) n_groups = groups;
     }
-    int64_t space = smaller(2 * k + 256, n_codes + k + LANES); /* sorting out leaves at most k */
+    int64_t space = smaller(2 * k + 256, n_codes + LANES); /* sorting out leaves at most k */
     int64_t line = (10 * space + 8 * (n_bits + 2) + LANES * n_bytes + 64) / 64 * 64;
     int64_t most = smaller(n_queries, smaller(QUERIES, MEMORY / line + 1));
     nearest *states = malloc(most * sizeof(nearest));
