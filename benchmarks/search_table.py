@@ -131,6 +131,7 @@ def measure(kind: str, n_bits: int, n: int, done: dict[str, Any], save: Callable
     index.add(codes)
     scan.add(codes)
     (part,) = index.parts
+    scan.parts[0].tried = True  # no tree is built for it, however many queries it gets
     start = time.process_time()
     index.build_trees()
     build = time.process_time() - start

@@ -21,8 +21,13 @@ def class_codes(rng, n, n_bits=48, n_classes=10, noise=0.04):
 
 
 def always(monkeypatch):
-    """Use trees wherever there is one, however short they take."""
-    monkeypatch.setattr(Tree, "is_faster", lambda self, step, many: True)
+    """Use trees wherever there is one."""
+
+    def try_out(tree, rows, n_bits):
+        tree.most = {(step, many): 1e9 for step in range(len(STEPS) + 1) for many in (False, True)}
+        return True
+
+    monkeypatch.setattr(Tree, "try_out", try_out)
 
 
 def assert_same(found, wanted):
@@ -32,7 +37,6 @@ def assert_same(found, wanted):
 
 def test_answers_stay_the_same_after_every_change(rng, monkeypatch):
     always(monkeypatch)
-    monkeypatch.setattr(Tree, "try_out", lambda self, rows, n_bits: True)
     plain, index = HammingIndex(48), HammingIndex(48)
     query = class_codes(rng, 40)
     for change in range(3):
@@ -73,6 +77,25 @@ def test_many_queries_build_a_tree_in_the_background(rng, monkeypatch):
             thread.join(30)
     assert index.parts[0].tried
     assert_same(index.search(query, 20), before)
+
+
+def test_queries_unlike_the_codes_end_its_use(rng, monkeypatch):
+    """Random queries are far from all classes: most blocks are read, more than the codes themselves needed."""
+    always(monkeypatch)
+    index = HammingIndex(48)
+    index.add(class_codes(rng, 40_000))
+    index.build_trees()
+    (part,) = index.parts
+    part.tree.most = dict.fromkeys(part.tree.most, len(part.blocks) / 3)
+    for _ in range(10):
+        index.search(class_codes(rng, 10), 5)
+    assert (step_of(5), False) in part.tree.most
+    random = Codes(rng.integers(0, 256, (10, 6), np.uint8), 48)
+    before = index.search(random, 5)
+    for _ in range(20):
+        index.search(random, 5)
+    assert (step_of(5), False) not in part.tree.most and (step_of(5), True) in part.tree.most
+    assert_same(index.search(random, 5), before)
 
 
 def test_a_tree_that_is_never_faster_is_dropped(rng, monkeypatch):

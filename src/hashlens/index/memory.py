@@ -20,6 +20,7 @@ QUERIES = 256  # that one thread takes at once
 MANY = 32  # parts; with more, a search would spend its time between them
 SHARED = 8_000_000  # bytes of codes from which several threads answer one query sooner than one
 QUERIES_OF_A_TREE = 3_000  # cost as much time as building one
+WATCHED = 64  # queries after which it is seen whether trees still pay off
 UNASKED = 20_000_000  # codes, for which a tree is built without being asked for: it takes memory
 NO_IDS = np.empty(0, np.int64)
 
@@ -109,9 +110,21 @@ class HammingIndex(Index):
         """All parts, with the trees that find k results sooner."""
         key = step_of(k), n_queries >= MANY_QUERIES
         if key not in self._views:
-            use = tuple(part.tree is not None and part.tree.is_faster(*key) for part in self.parts)
+            use = tuple(part.tree is not None and key in part.tree.most for part in self.parts)
             self._views[key] = View(self.parts, use)
         return self._views[key]
+
+    def _watch(self, view: View, key: tuple[int, bool], n_queries: int, n_read: int) -> None:
+        """Stop using trees if these queries, unlike the codes they were tried with, make them read too much."""
+        view.n_asked, view.n_read = view.n_asked + n_queries, view.n_read + n_read
+        if view.n_asked < WATCHED:
+            return
+        trees = [part.tree for part, use in zip(view.rows, view.trees, strict=True) if use]
+        if view.n_read > view.n_asked * sum(tree.most.get(key, 0) for tree in trees):
+            for tree in trees:
+                tree.most.pop(key, None)
+            self._views.pop(key, None)
+        view.n_asked = view.n_read = 0
 
     def build_trees(self) -> None:
         """Make `search` read only some of the codes where that is faster, which it is for most trained codes.
@@ -199,16 +212,17 @@ class HammingIndex(Index):
         if self._n_asked >= 0:
             self._asked(len(codes))
         queries = np.ascontiguousarray(codes.packed)
-        if len(codes) == 1 and (view.n_bytes < SHARED or n_threads() == 1):
-            kernels().nearest(view, queries, self.n_bits, distances, ids)
-            return
         tasks = blocks(len(codes), QUERIES)
         if view.n_bytes < SHARED or len(tasks) >= n_threads():
+            n_read = [0] * len(tasks)
 
-            def work(rows: slice) -> None:
-                kernels().nearest(view, queries[rows], self.n_bits, distances[rows], ids[rows])
+            def work(number: int) -> None:
+                rows = tasks[number]
+                n_read[number] = kernels().nearest(view, queries[rows], self.n_bits, distances[rows], ids[rows])
 
-            in_threads(work, tasks)
+            in_threads(work, range(len(tasks)))
+            if any(view.trees):
+                self._watch(view, (step_of(distances.shape[1]), len(codes) >= MANY_QUERIES), len(codes), sum(n_read))
             return
         # with few queries each thread reads a share of the database
         n_shares = n_threads()

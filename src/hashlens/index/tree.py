@@ -33,7 +33,8 @@ class Tree:
     def __init__(self, arrays: list[np.ndarray], n_distinct: int):
         self.arrays = arrays  # blocks, values, masks, top values, top masks, starts, places
         self.n_distinct = n_distinct
-        self.faster: set[tuple[int, bool]] = set()  # than a scan: steps, and whether for many queries
+        # where it is faster than a scan: (step, whether for many queries) and the blocks per query up to which it is
+        self.most: dict[tuple[int, bool], float] = {}
         self.radius = -1  # up to which it finds everything sooner than a scan
 
     @classmethod
@@ -69,9 +70,6 @@ class Tree:
         starts, places = self.arrays[-2:]
         return np.add.reduceat(alive[places], starts[:-1], dtype=np.uint32)
 
-    def is_faster(self, step: int, many: bool) -> bool:
-        return (step, many) in self.faster
-
     def try_out(self, rows: Rows, n_bits: int) -> bool:
         """Find out where it is faster than a scan, by some of the codes; returns whether it is anywhere."""
         places = np.unique(np.linspace(0, len(rows) - 1, SAMPLE).astype(np.int64))
@@ -81,21 +79,23 @@ class Tree:
             shape = len(queries), k + 1  # each finds itself too
             distances, ids = np.empty(shape, np.int32), np.empty(shape, np.int64)
 
-            def ask(view: View, size: int, distances: np.ndarray = distances, ids: np.ndarray = ids) -> float:
-                start = time.thread_time()
+            def ask(
+                view: View, size: int, distances: np.ndarray = distances, ids: np.ndarray = ids
+            ) -> tuple[float, int]:
+                start, n_read = time.thread_time(), 0
                 for some in blocks(len(queries), size):
-                    kernels().nearest(view, queries[some], n_bits, distances[some], ids[some])
-                return time.thread_time() - start
+                    n_read += kernels().nearest(view, queries[some], n_bits, distances[some], ids[some])
+                return time.thread_time() - start, n_read
 
             for many in (False, True):
                 size = len(queries) if many else 1
                 taken = [[ask(view, size) for view in ways] for _ in range(ROUNDS)]  # in turns, against drift
-                of_scan, of_tree = np.min(taken, axis=0)
+                (of_scan, _), (of_tree, n_read) = np.min(taken, axis=0)
                 if of_tree < FASTER * of_scan:
-                    self.faster.add((step, many))
-            if (step, False) in self.faster:
+                    self.most[step, many] = n_read / len(queries) * FASTER * of_scan / of_tree
+            if (step, False) in self.most:
                 self.radius = int(distances[:, -1].mean())
-        return bool(self.faster)
+        return bool(self.most)
 
     @property
     def nbytes(self) -> int:

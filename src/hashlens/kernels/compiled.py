@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_void_p
+from ctypes import POINTER, Structure, addressof, c_char, c_char_p, c_int, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -72,9 +72,14 @@ def levels() -> dict[str, int]:
 
 def _address(array: np.ndarray) -> int:
     """Where an array starts; the caller keeps the array."""
-    if not array.flags.c_contiguous:  # C would read what is not there
+    flags = array.flags
+    if not flags.c_contiguous:  # C would read what is not there
         raise ValueError("the kernels take arrays in C order")
-    return array.__array_interface__["data"][0]  # a third of the time of `.ctypes.data`
+    if flags.writeable and array.size:
+        return addressof(
+            c_char.from_buffer(array)
+        )  # a fifth of the time of the others, and a search takes microseconds
+    return array.__array_interface__["data"][0]
 
 
 def _call(name: str, *given: Any) -> int:
