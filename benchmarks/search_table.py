@@ -1,6 +1,6 @@
 """The whole table of exact search, against faiss's flat index, and against its approximate ones with their recall.
 
-    python -m benchmarks.search_table [--bits 48,64] [--n 1e5,1e6] [--codes random,itq,dtsh] [--approximate]
+    python -m benchmarks.search_table [--bits 48,64] [--n 1e5,1e6] [--queries 1,16] [--codes dtsh] [--approximate]
 
 One thread, CPU time of the process, hashlens and faiss in turns, the best of several runs. What was measured is in
 benchmarks/results/speed/search-table.json and is not measured again; delete a row there to repeat it. docs/speed.md
@@ -118,12 +118,12 @@ def _read(words: np.ndarray) -> int:
     return total
 
 
-def measure(kind: str, n_bits: int, n: int, done: dict[str, Any], save: Callable[[], None]) -> None:
+def measure(kind: str, n_bits: int, n: int, numbers: list[int], done: dict[str, Any], save: Callable[[], None]) -> None:
     """All cells of one set of codes that are not there yet."""
     import faiss
 
     faiss.omp_set_num_threads(1)
-    wanted = [(q, k) for q in QUERIES for k in KS if name_of(kind, n_bits, n, q, k) not in done]
+    wanted = [(q, k) for q in numbers for k in KS if name_of(kind, n_bits, n, q, k) not in done]
     if not wanted:
         return
     codes, queries = make_codes(kind, n_bits, n)
@@ -232,6 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bits", default=",".join(map(str, BITS)))
     parser.add_argument("--n", default=",".join(map(str, SIZES)))
+    parser.add_argument("--queries", default=",".join(map(str, QUERIES)))
     parser.add_argument("--codes", default=",".join(KINDS))
     parser.add_argument("--approximate", action="store_true", help="measure faiss's approximate indexes")
     given = parser.parse_args()
@@ -247,7 +248,7 @@ def main() -> None:
                 measure_approximate(kind, n_bits, found["approximate"], save)
                 continue
             for n in (int(float(size)) for size in given.n.split(",")):
-                measure(kind, n_bits, n, found["exact"], save)
+                measure(kind, n_bits, n, [int(q) for q in given.queries.split(",")], found["exact"], save)
 
 
 if __name__ == "__main__":
