@@ -51,7 +51,7 @@ class Stopped(HashlensError):
 
 EXTRAS = {  # and the modules that they install
     "train": ("torch", "onnx"),
-    "methods": ("sklearn", "scipy", "threadpoolctl"),
+    "methods": ("sklearn", "scipy", "threadpoolctl", "numba"),
     "tune": ("optuna",),
     "report": ("matplotlib", "jinja2"),
     "serve": ("fastapi", "uvicorn", "multipart", "prometheus_client", "cachetools"),
