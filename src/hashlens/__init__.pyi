@@ -54,6 +54,7 @@ from hashlens.results.metrics import evaluate_codes as evaluate_codes
 from hashlens.results.tune import Tuning as Tuning
 from hashlens.results.tune import tune as tune
 from hashlens.search import open_searcher as open_searcher
+from hashlens.search import search_folder as search_folder
 from hashlens.settings import setting as setting
 
 __version__: str

@@ -21,6 +21,10 @@ class UsageError(HashlensError, ValueError):  # a ValueError too, as Python and 
     exit_code = 2
 
 
+class Busy(UsageError):
+    """Another process is writing there."""
+
+
 class DataError(HashlensError, ValueError):
     exit_code = 3
 

@@ -179,9 +179,13 @@ def test_codes_are_searched_without_an_index(codes, tmp_path):
     (codes / "manifest.json").write_text("{")
     with pytest.raises(cli.HashlensError, match=r"manifest.json is damaged"):
         open_index(codes)
-    for nothing in (tmp_path, tmp_path / "nowhere", run / "codes" / "database" / "manifest.json"):
-        with pytest.raises(cli.HashlensError, match="has no index and no codes; build one with"):
+    for nothing, why in ((tmp_path, "no images in"), (tmp_path / "nowhere", "not found")):
+        with pytest.raises(cli.HashlensError, match=why):
             open_index(nothing)
+    (tmp_path / "run" / "config.json").touch()
+    shutil.rmtree(run / "codes")
+    with pytest.raises(cli.HashlensError, match="has no index and no codes; build one with"):
+        open_index(run)
 
 
 def test_the_codes_of_a_run_are_indexed_and_searched(run, tmp_path, rng, monkeypatch):
