@@ -22,6 +22,7 @@ check: $(DEV)         ## formatting, lint and types
 bench: $(DEV)         ## speed ratios, each measured in one process with its peer
 	$(BIN)/python -m benchmarks.bench
 	$(BIN)/python -m benchmarks.search_bench
+	$(BIN)/python -m benchmarks.start
 
 results: $(DEV)       ## rebuild the tables in README and docs from benchmarks/results
 	$(BIN)/python -m benchmarks.tables --write
@@ -32,12 +33,14 @@ fix: $(DEV)           ## format, and fix what the linter can
 
 setup: $(DEV)
 
-$(TRAIN): pyproject.toml constraints.txt
+KERNELS := $(wildcard src/hashlens/kernels/*.[ch])  # installing compiles them
+
+$(TRAIN): pyproject.toml constraints.txt $(KERNELS)
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) '.[train]'
 	touch $(TRAIN)
 
-$(DEV): pyproject.toml constraints.txt
+$(DEV): pyproject.toml constraints.txt $(KERNELS)
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) '.[dev]'
 	touch $(DEV) $(TRAIN)

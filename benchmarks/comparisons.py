@@ -2,8 +2,9 @@
 
     python -m benchmarks.comparisons [NAME ...]
 
-Cells are kept in bench/NAME, so that rerunning resumes. A comparison on MIRFLICKR-25K needs its folder in the variable
-MIRFLICKR and is skipped without it. Networks on CIFAR-10 are compared by benchmarks.reproduction.
+Cells are kept in bench/NAME, so that rerunning resumes. Images that cannot be downloaded are looked for in the folder
+that the variable DATA names, as mirflickr25k/, birds100/, grocery81/ and voc2007/, and a comparison is skipped without
+them. Networks on CIFAR-10 are compared by benchmarks.reproduction.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ TABLE1 = "sh,itq,splh,lfh,sdh,ksh,fasth"
 NETWORKS = "dtsh,dpsh,ninh,cnnh,dsrh,dsch,drsch,dlbhc,classifier,semantic,dh,dh-supervised"
 QUICK = "lsh,sikh,sh,bre,itq,isohash,agh,dgh,sgh,ccaitq,splh,lfh,sdh,rsh"
 SLOW = "mlh,ksh,fasth,cghash"
+FEATURES = f"dtsh,dpsh,cnnh,ninh,dsrh,dsch,drsch,dlbhc,classifier,semantic,dh,dh-supervised,{QUICK},ksh"
+SLOW_FEATURES = "mlh,fasth,cghash"
 MIRFLICKR = "mirflickr25k"
+# images of a user's own: many classes with few images, near-duplicates, several labels per image
+OWN = {"birds100": ["birds100"], "grocery81": ["grocery81"], "voc2007": ["voc2007/voc2007.csv", "--protocol", "split"]}
+SPLITS = ["--bits", "16,48", "--splits", "3"]
+# the classifier learns for as long as DTSH, in the same blocks and in the same way
+SAME = ["frozen_blocks=16", "images=45000", "lr=0.002", "weight_decay=0.1", "adapt=0"]
+MIXUP = {"birds100": "mixup=0.2", "grocery81": "mixup=0.2", "voc2007": "mixup=0"}
 
 # name of the result: arguments of hashlens compare
 RUNS = {
@@ -36,30 +45,59 @@ RUNS = {
     "mirflickr": [MIRFLICKR, "--methods", "dtsh,itq,lsh", "--features", "deep"],
     "mirflickr-shallow": [MIRFLICKR, "--methods", f"{QUICK},{SLOW}", "--features", "deep"],
     "mirflickr-networks": [MIRFLICKR, "--methods", NETWORKS, "--features", "deep", "--frozen-blocks", "15"],
+    **{
+        f"{name}-images": [*own, "--methods", "dtsh,classifier", *SPLITS]
+        + [word for setting in [*SAME, MIXUP[name]] for word in ("--set", f"classifier.{setting}")]
+        for name, own in OWN.items()
+    },
+    **{
+        f"{name}-{kind}": [f"{name}.npy", "--methods", methods, *SPLITS, "--protocol", "split"]
+        for kind, methods in (("features", FEATURES), ("features-slow", SLOW_FEATURES))
+        for name in OWN
+    },
+    **{
+        f"{name}-unseen": [*own[:1], "--methods", "dtsh,itq,ccaitq,ksh,classifier", *SPLITS, "--protocol", "unseen"]
+        for name, own in OWN.items()
+        if name != "voc2007"  # its images have several labels
+    },
 }
+
+
+def place_of(word: str, data: Path) -> Path | None:
+    """Where images or features that are named in a command are, if it names such."""
+    if word.endswith(".npy"):
+        return CELLS / word
+    return data / word if word == MIRFLICKR or word in {own[0] for own in OWN.values()} else None
 
 
 def main() -> None:
     names = sys.argv[1:] or list(RUNS)
     if unknown := [name for name in names if name not in RUNS]:
         sys.exit(f"error: there is no comparison {unknown[0]}; choose from {', '.join(RUNS)}")
+    data = Path(os.environ.get("DATA", "data"))
     for name in names:
         if (HERE / f"{name}.json").exists():
             print(f"{name} exists", flush=True)
             continue
         command = ["hashlens", "compare", *RUNS[name]]
-        place = os.environ.get("MIRFLICKR", "")
-        if MIRFLICKR in command and not place:
-            print(f"{name} needs the folder of MIRFLICKR-25K in the variable MIRFLICKR: skipped", flush=True)
+        source = place_of(command[2], data)
+        images = data / OWN[source.stem][0] if source and source.suffix == ".npy" else source
+        if images and not images.exists():
+            print(f"{name} needs {images}; the variable DATA says where: skipped", flush=True)
             continue
         print(" ".join(command), flush=True)
-        arguments = [place if word == MIRFLICKR else word for word in command[1:]]
+        if source and source != images and not source.exists():
+            _hashlens("features", f"{images}", "--out", f"{source}")
         out = CELLS / name
-        subprocess.run([sys.executable, "-m", "hashlens", *arguments, "--out", f"{out}"], check=True)
+        _hashlens(*command[1:2], f"{source or command[2]}", *command[3:], "--out", f"{out}")
         result = json.loads((out / "result.json").read_text(encoding="utf-8")) | {"command": " ".join(command)}
-        if MIRFLICKR in command:
-            result["source"] = MIRFLICKR  # whatever the folder is called
+        if source:
+            result["source"] = name.partition("-")[0] if source.stem in OWN else MIRFLICKR  # wherever the folder is
         write_text(HERE / f"{name}.json", json.dumps(result, indent=1) + "\n")
+
+
+def _hashlens(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "hashlens", *arguments], check=True)
 
 
 if __name__ == "__main__":

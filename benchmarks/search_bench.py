@@ -92,7 +92,7 @@ def single() -> Measured:
     found = index.search(query, 100)
     theirs = other.search(packed, 100)
     assert np.array_equal(found[0], theirs[0]), "distances differ"
-    words = index.parts[0].pieces.view(np.uint64).ravel()
+    words = index.parts[0].blocks.view(np.uint64).ravel()
     times = alternating(
         {
             "ours": lambda: index.search(query[0], 100),

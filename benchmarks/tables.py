@@ -88,6 +88,17 @@ def comparison(name: str) -> str:
     return table_markdown(map_table(result), title_of(result)).rstrip()
 
 
+def own(name: str) -> str:
+    """All methods on images of a user's own: networks trained on images, then methods on fixed features."""
+    paths = [RESULTS / "comparison" / f"{name}-{kind}.json" for kind in ("images", "features", "features-slow")]
+    first, *others = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    rows = first["rows"] + sorted(
+        [row | {"features": "fixed"} for result in others for row in result["rows"]],
+        key=lambda row: -row["lengths"]["48"]["map"],
+    )
+    return table_markdown(map_table(first | {"rows": rows}), title_of(first)).rstrip()
+
+
 def tie_aware(name: str, *chosen: str) -> str:
     """Some methods of a comparison: MAP as the paper defines it and tie-aware MAP in brackets."""
     result = json.loads((RESULTS / "comparison" / f"{name}.json").read_text(encoding="utf-8"))
@@ -109,6 +120,102 @@ def speed() -> str:
         ratio = "" if found["ratio"] is None else f"**{found['ratio']:,.1f}**"
         rows.append(f"| {found['what']} | {found['ours']} | {found['usual']} | {ratio} | {found['remark']} |")
     return "\n".join(rows)
+
+
+def search_table(kind: str) -> str:
+    """What `python -m benchmarks.search_table` measured for one kind of codes: how many times as fast as faiss."""
+    cells = _search_cells(kind)
+    asked = sorted({(q, k) for _, _, q, k in cells})
+    titles = [f"{q:,} x {k:,}" for q, k in asked]
+    rows = [f"| bits | codes | {' | '.join(titles)} |", "|---:|---:|" + "---:|" * len(titles)]
+    for n, n_bits in sorted({(n, n_bits) for n_bits, n, _, _ in cells}):
+        ratios = [_ratio(cells.get((n_bits, n, q, k))) for q, k in asked]
+        rows.append(f"| {n_bits} | {n:,} | {' | '.join(ratios)} |")
+    return "\n".join(rows)
+
+
+def search_summary() -> str:
+    """How many cells of the table reach what."""
+    found = json.loads((RESULTS / "speed" / "search-table.json").read_text(encoding="utf-8"))
+    ratios = [cell["faiss"] / cell["ours"] for cell in found["exact"].values()]
+    full = sum(
+        ratio < 2 and _share_of_limit(name, cell) >= 0.9
+        for ratio, (name, cell) in zip(ratios, found["exact"].items(), strict=True)
+    )
+    slower = [cell["scan"] / cell["ours"] for cell in found["exact"].values()]
+    return (
+        f"{len(ratios)} cells: {sum(r >= 2 for r in ratios)} at least twice as fast as faiss, of the others {full} at"
+        f" 90 % of the memory bandwidth or more, {sum(r < 1 for r in ratios)} slower than faiss. Against our own scan:"
+        f" {sum(r < 0.9 for r in slower)} cells below 0.9, {sum(r >= 2 for r in slower)} above 2, at most"
+        f" {max(slower):,.0f}. Kernels: {found['machine']['kernels']}, {found['machine']['cpu']}."
+    )
+
+
+def trees() -> str:
+    """What the tree over distinct codes saves: our own scan against it, one query at a time."""
+    rows = [
+        "| codes | bits | number | distinct | k = 1 | k = 10 | k = 100 | k = 1,000 | built in |",
+        "|---|" + "---:|" * 8,
+    ]
+    for kind in ("dtsh", "itq", "random"):
+        cells = _search_cells(kind)
+        for n, n_bits in sorted({(n, n_bits) for n_bits, n, _, _ in cells}):
+            own = {k: cells[n_bits, n, 1, k] for k in (1, 10, 100, 1_000) if (n_bits, n, 1, k) in cells}
+            first = next(iter(own.values()))
+            if not first["distinct"]:
+                continue
+            saved = " | ".join(
+                f"{own[k]['scan'] / own[k]['ours']:.1f}" if k in own else "" for k in (1, 10, 100, 1_000)
+            )
+            rows.append(f"| {kind} | {n_bits} | {n:,} | {first['distinct']:.1%} | {saved} | {first['build']:.1f} s |")
+    return "\n".join(rows)
+
+
+def approximate() -> str:
+    """faiss's approximate indexes: recall, and how many times as long as our exact search they take."""
+    found = json.loads((RESULTS / "speed" / "search-table.json").read_text(encoding="utf-8"))["approximate"]
+    titles = list(next(iter(found.values()))["rivals"]) if found else []
+    rows = [f"| codes | ours, exact | {' | '.join(titles)} |", "|---|---:|" + "---:|" * len(titles)]
+    for name, cell in found.items():
+        each = [
+            f"{rival['seconds'] * 1e6:,.0f} µs ({rival['seconds'] / cell['ours']:.1f} x), recall {rival['recall']:.2f}"
+            for rival in cell["rivals"].values()
+        ]
+        rows.append(f"| {name} | {cell['ours'] * 1e6:,.0f} µs | {' | '.join(each)} |")
+    return "\n".join(rows)
+
+
+def start() -> str:
+    """What `python -m benchmarks.start --write` measured."""
+    found = json.loads((RESULTS / "speed" / "start.json").read_text(encoding="utf-8"))
+    above = found["search"] - found["bare"]
+    return "\n".join(
+        [
+            "| imports of numpy, onnxruntime, Pillow | `hashlens --help` | `hashlens search` | above the imports |",
+            "|---:|---:|---:|---:|",
+            f"| {found['bare']:.2f} s | {found['help']:.2f} s | {found['search']:.2f} s | {above:.2f} s |",
+        ]
+    )
+
+
+def _search_cells(kind: str) -> dict[tuple[int, ...], dict[str, float]]:
+    """Bits, codes, queries, k: what was measured."""
+    found = json.loads((RESULTS / "speed" / "search-table.json").read_text(encoding="utf-8"))["exact"]
+    own = {name: cell for name, cell in found.items() if name.split()[0] == kind}
+    return {tuple(int(number) for number in re.findall(r"=(\d+)", name)): cell for name, cell in own.items()}
+
+
+def _share_of_limit(name: str, cell: dict[str, float]) -> float:
+    """For one query: the time to read all codes and nothing else, in shares of ours."""
+    return cell["read"] / cell["ours"] if cell["read"] else 0.0
+
+
+def _ratio(cell: dict[str, float] | None) -> str:
+    if cell is None:
+        return ""
+    ratio = cell["faiss"] / cell["ours"]
+    text = f"{ratio:.1f}" if ratio < 10 else f"{ratio:,.0f}"
+    return f"**{text}**" if ratio >= 2 else text
 
 
 def load_test() -> str:
@@ -146,9 +253,15 @@ TABLES = {
     "variants": variants,
     "features": features,
     "comparison": comparison,
+    "own": own,
     "tie-aware": tie_aware,
     "methods": methods,
     "speed": speed,
+    "search-table": search_table,
+    "search-summary": search_summary,
+    "trees": trees,
+    "approximate": approximate,
+    "start": start,
     "load-test": load_test,
     "nuswide": nuswide,
 }

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -9,6 +10,15 @@ import pytest
 # before torch and numba are imported: on a busy machine two threads are many times slower than one
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HASHLENS_THREADS"] = "1"
+
+
+def pytest_configure(config):
+    """Tests of a checkout that was not installed compile the kernels themselves; without a compiler numpy is used."""
+    from hashlens.kernels import build
+
+    if not build.library().exists() and not hasattr(config, "workerinput"):
+        with suppress(OSError):
+            build.compile_core()
 
 
 @pytest.fixture(scope="session")

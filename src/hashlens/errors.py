@@ -55,7 +55,7 @@ class Stopped(HashlensError):
 
 EXTRAS = {  # and the modules that they install
     "train": ("torch", "onnx"),
-    "methods": ("sklearn", "scipy", "threadpoolctl"),
+    "methods": ("sklearn", "scipy", "threadpoolctl", "numba"),
     "tune": ("optuna",),
     "report": ("matplotlib",),
     "transformers": ("transformers",),

@@ -3,22 +3,25 @@
 Python's threads run compiled code that releases the GIL; a second OpenMP beside torch's would make both slow.
 """
 
+from __future__ import annotations
+
 import os
 import platform
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
-from importlib import metadata
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import hashlens
 from hashlens.errors import EXTRAS, UsageError
 from hashlens.files import cache_dir, free_bytes
+
+if TYPE_CHECKING:  # imported where threads start: `hashlens search` needs none
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -57,6 +60,8 @@ def blocks(n: int, size: int) -> list[slice]:
 
 def work_ahead(work: Callable[[Part], Result], parts: Iterable[Part]) -> Iterator[Result]:
     """work(part) for each part, in order; the next parts are worked on while the caller uses the last result."""
+    from concurrent.futures import ThreadPoolExecutor
+
     threads = max(2, n_threads())
     pending: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(threads, "ahead") as pool:
@@ -84,10 +89,14 @@ def _blas() -> Any:
 
 @lru_cache
 def _pool(threads: int) -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor
+
     return ThreadPoolExecutor(threads, "hashlens")
 
 
 def versions() -> dict[str, str]:
+    from importlib import metadata
+
     names = ["numpy", "numba", "pillow", "scikit-learn", "onnxruntime", "onnx", "torch"]
     found = {"hashlens": hashlens.__version__, "python": platform.python_version()}
     for name in names:
@@ -108,8 +117,20 @@ def _cpu_name() -> str:
         return platform.processor() or "unknown"
 
 
+def _kernels() -> str:
+    """What counts bits."""
+    from hashlens.kernels import VARIABLE, available, kernels
+
+    name = kernels().name
+    if os.environ.get(VARIABLE):
+        return f"{name} ({VARIABLE})"
+    if len(available()) > 1:
+        return f"{name}, compiled"
+    return "numpy, since nothing was compiled: slower; with gcc or clang run: python -m hashlens.kernels.build"
+
+
 def diagnose() -> dict[str, Any]:
-    facts: dict[str, Any] = {"versions": versions(), "machine": machine()}
+    facts: dict[str, Any] = {"versions": versions(), "machine": machine(), "kernels": _kernels()}
     there = {extra: all(map(find_spec, modules)) for extra, modules in EXTRAS.items()}
     facts["extras"] = {extra: "installed" if found else "missing" for extra, found in there.items()}
     if not there["train"]:

@@ -37,16 +37,6 @@ def test_words_hold_every_bit_and_nothing_else(n_bits):
     np.testing.assert_array_equal(np.bitwise_count(words).sum(axis=1), (codes.signs() == 1).sum(axis=1))
 
 
-@pytest.mark.parametrize("n_bits", N_BITS)
-def test_pieces_hold_every_bit_and_nothing_else(n_bits):
-    codes = Codes.from_signs(random_signs(9, n_bits))
-    pieces = codes.pieces()
-    assert pieces.shape == (9, (n_bits + 15) // 16) and pieces.dtype == np.uint16
-    np.testing.assert_array_equal(np.bitwise_count(pieces).sum(axis=1), (codes.signs() == 1).sum(axis=1))
-    by_piece = np.ascontiguousarray(pieces.T)
-    assert Codes.from_pieces(by_piece[:, 3:7].T, n_bits).equals(codes[3:7])
-
-
 def test_first_bit_is_the_highest():
     assert Codes.from_signs([[1, -1, -1, -1, -1, -1, -1, -1, 1]]).packed.tolist() == [[128, 128]]
 

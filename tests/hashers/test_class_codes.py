@@ -114,6 +114,33 @@ def test_many_classes_with_few_images_each(many_classes):
     assert scores["class-codes"] > scores["in-batch"] + 0.05
 
 
+def test_a_single_image_per_class(rng):
+    X = rng.normal(size=(12, 6))
+    codes = class_codes(X, Labels.of(np.arange(12)), 16, 3, 0)
+    assert distances(codes).min() >= 3
+    hasher = DTSH(16, training=Training(epochs=10)).fit(X, np.arange(12))
+    assert hasher.sampling_ == "class-codes" and len(np.unique(hasher.encode(X).packed, axis=0)) == 12
+
+
+@pytest.mark.parametrize(
+    ("n_classes", "per_class", "chosen"),
+    [(10, 500, "in-batch"), (16, 200, "in-batch"), (10, 22, "class-codes"), (17, 500, "class-codes")],
+)
+def test_how_triplets_are_formed_follows_from_the_data(n_classes, per_class, chosen):
+    labels = Labels.of(np.repeat(np.arange(n_classes), per_class))
+    assert DTSH()._sampling_for(labels) == chosen
+    assert DTSH(sampling="published")._sampling_for(labels) == "published"
+
+
+@pytest.mark.parametrize(("per_class", "mixup"), [(20, 0.2), (60, 0.0)])
+def test_mixtures_where_classes_have_few_images(rng, per_class, mixup):
+    labels = Labels.of(np.repeat(np.arange(20), per_class))
+    hasher = DTSH(8)
+    hasher.sampling_ = "class-codes"
+    assert hasher._recipe(labels, pretrained=True)["mixup"] == mixup
+    assert hasher._recipe(labels, pretrained=False)["adapt"] == 1.0  # statistics of an untrained network mean nothing
+
+
 def test_bits_between_classes(many_classes):
     with pytest.raises(UsageError, match="apart must be >= 1, got 0"):
         DTSH(24, apart=0).fit(*many_classes[:2])

@@ -24,7 +24,13 @@ from hashlens.hashers.deep.inputs import ArrayInputs
 from hashlens.progress import Progress
 
 ONE_EPOCH = Training(epochs=1, batch_size=8)
-LITE = {"backbone": "efficientnet-lite0", "image_size": 32, "frozen_blocks": 14, "training": ONE_EPOCH}
+LITE = {
+    "backbone": "efficientnet-lite0",
+    "image_size": 32,
+    "frozen_blocks": 14,
+    "sampling": "in-batch",
+    "training": ONE_EPOCH,
+}
 SMALL = {"backbone": "small-cnn", "image_size": 8, "training": ONE_EPOCH}
 
 

@@ -88,7 +88,7 @@ def test_an_image_is_not_its_own_positive():
 def test_defaults_are_the_papers():
     labels = Labels.of([0, 0, 1, 1])
     for n_bits in (12, 24, 32, 48):
-        loss = DTSH(n_bits)._loss(labels)
+        loss = DTSH(n_bits, sampling="in-batch")._loss(labels)
         assert type(loss) is DTSHLoss
         assert loss.alpha == n_bits / 2
         assert loss.lambda_bar == pytest.approx(1 / 225, rel=1e-12)

@@ -13,9 +13,9 @@ from hashlens import DTSH, Training, make_hasher
 from hashlens.data.images import ArrayImages
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, DivergedError, MismatchError, Stopped, UsageError
-from hashlens.hashers.deep.dtsh import DTSHLoss
+from hashlens.hashers.deep.dtsh import DTSHClassLoss, DTSHLoss
 from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs, Windows
-from hashlens.hashers.deep.training import COLUMNS, _batches, train
+from hashlens.hashers.deep.training import COLUMNS, RECIPE, _batches, mixed, train
 
 FAST = Training(epochs=3, batch_size=40, head_lr=0.05)  # five steps an epoch on the clusters
 
@@ -67,7 +67,7 @@ def test_the_rate_of_each_step_is_the_schedules(clusters, monkeypatch):
 
 
 def test_number_of_epochs():
-    enough = Training().images
+    enough = RECIPE["images"]
     assert [Training().n_epochs(n) for n in (1, enough // 50, enough // 10, enough // 2, 9 * enough)] == [
         40,
         40,
@@ -363,7 +363,7 @@ def test_steps_are_adamws(rng):
         memory_format=torch.channels_last
     )
     reference = copy.deepcopy(network).to(memory_format=torch.contiguous_format).train()
-    training = Training(epochs=3, batch_size=12, lr=0.01, head_lr=0.02, weight_decay=0.1)
+    training = Training(epochs=3, batch_size=12, lr=0.01, head_lr=0.02, weight_decay=0.1, precision="float32")
     loss, inputs = DTSHLoss(5, 1.0, 225), ArrayInputs([maps])
     train(network, loss, inputs, labels, training, seed=0, device="cpu")
     groups = [{"params": layer.parameters(), "lr": 0.01} for layer in reference[:2]]
@@ -379,6 +379,53 @@ def test_steps_are_adamws(rng):
         optimizer.step()
     for (name, ours), theirs in zip(network.named_parameters(), reference.parameters(), strict=True):
         np.testing.assert_allclose(ours.detach(), theirs.detach(), atol=2e-5, err_msg=name)
+
+
+def test_a_step_on_mixtures_against_a_loop(rng):
+    X, y = rng.normal(size=(12, 5)).astype(np.float32), np.arange(12) % 3
+    codes = rng.choice([-1.0, 1.0], (3, 4))
+    network = torch.nn.Sequential(torch.nn.Linear(5, 4))
+    before = copy.deepcopy(network)
+    training = Training(epochs=1, batch_size=12, head_lr=1e-9, mixup=0.4, precision="float32")
+    loss = DTSHClassLoss(4, codes)
+    (row,) = train(network, loss, ArrayInputs([X]), Labels.of(y), training, seed=3)
+    (rows,) = _batches(12, None, training, np.random.default_rng([3, 0]))
+    draws = np.random.default_rng([3, 0, 0])
+    draws.integers(0, 1, 12)  # the views
+    share, partner = draws.beta(0.4, 0.4), draws.permutation(12)
+    assert 0.01 < share < 0.99
+    mixture = np.array([share * X[rows[i]] + (1 - share) * X[rows[partner[i]]] for i in range(12)], np.float32)
+    u = before(torch.from_numpy(mixture))
+    expected = share * loss(u, y[rows]) + (1 - share) * loss(u, y[rows[partner]])
+    assert row["loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_mixtures_of_pixels_stay_pixels():
+    x = torch.tensor([[10, 255], [0, 7]], dtype=torch.uint8)
+    assert torch.equal(mixed(x, x.flip(0), 0.75), torch.tensor([[8, 193], [2, 69]], dtype=torch.uint8))
+
+
+def test_mixtures_are_refused_where_images_are_compared(clusters):
+    with pytest.raises(UsageError, match=r"DTSHLoss compares images with each other.*omit mixup"):
+        DTSH(8, sampling="in-batch", training=Training(mixup=0.2)).fit(*clusters)
+
+
+def test_bfloat16_is_for_matrix_products_alone(rng):
+    """The depthwise convolutions, which are slow in bfloat16, and what is between the layers stay float32."""
+    from hashlens.features.networks.efficientnet_lite import InvertedResidual
+
+    block = InvertedResidual(4, 4, 6, 5, 1).to(memory_format=torch.channels_last)
+    x = torch.from_numpy(rng.normal(size=(3, 4, 6, 6)).astype(np.float32)).contiguous(memory_format=torch.channels_last)
+    seen = {}
+    for name, module in block.named_modules():
+        module.register_forward_hook(lambda _, inputs, output, name=name: seen.update({name: output.dtype}))
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = block(x)
+    assert set(seen.values()) == {torch.float32}
+    exact = block(x)
+    assert 0 < (rounded - exact).abs().max() < 0.05 * exact.abs().max()
+    rounded.square().sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in block.parameters())
 
 
 # A loss that is not a number.
@@ -553,7 +600,7 @@ def test_figures_against_a_loop(clusters):
         DTSHLoss(6, 3.0, 225),
         ArrayInputs([X]),
         Labels.of(y),
-        Training(epochs=1, batch_size=64, last_batch="keep", lr=1e-12, head_lr=1e-12),
+        Training(epochs=1, batch_size=64, last_batch="keep", lr=1e-12, head_lr=1e-12, precision="float32"),
         seed=0,
         device="cpu",
     )
@@ -589,7 +636,8 @@ def test_progress_is_told(clusters, capsys):
     from hashlens.progress import Progress
 
     DTSH(8, training=FAST).fit(*clusters, progress=Progress())
-    lines = capsys.readouterr().err.splitlines()
+    said, *lines = capsys.readouterr().err.splitlines()
+    assert said == "4 classes: triplets are formed with the codes of classes"
     assert len(lines) == 1 + 3 and lines[1].split()[0] == "1/3" and lines[3].endswith("0 s")
     DTSH(8, training=FAST).fit(*clusters)
     assert capsys.readouterr().err == ""

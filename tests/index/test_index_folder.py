@@ -62,7 +62,7 @@ def test_opened_again_it_is_the_same_as_in_memory(n_bits, tmp_path, rng):
     memory.add(codes)
     query = Codes.from_relaxed(rng.normal(size=(5, n_bits)))
     again = IndexFolder.open(tmp_path)
-    assert len(again) == 250 and isinstance(again.parts[0].pieces.base, np.memmap)
+    assert len(again) == 250 and isinstance(again.parts[0].blocks.base, np.memmap)
     assert_same(again.search(query, 30), memory.search(query, 30))
     code = codes[137].packed.tobytes().hex()
     item = {"id": 137, "path": "photos/137.jpg", "labels": ["cat", "dog"][: 137 % 3], "code": code}
@@ -78,10 +78,10 @@ def test_remove_and_compact(folder, rng):
     assert_same(answers(IndexFolder.open(folder.path), query), before)
     assert list(folder.lookup([150, 152])) == [152]
 
-    size = sum(len(content) for name, content in files(folder).items() if "pieces" in name)
+    size = sum(len(content) for name, content in files(folder).items() if "blocks" in name)
     assert folder.compact() == 4
     assert len(folder.facts["parts"]) == 1 and folder.facts["removed"] is None
-    assert sum(len(content) for name, content in files(folder).items() if "pieces" in name) < size
+    assert sum(len(content) for name, content in files(folder).items() if "blocks" in name) < size
     for index in (folder, IndexFolder.open(folder.path)):
         assert_same(answers(index, query), before)
         assert [item["path"] for item in index.lookup([151, 152]).values()] == ["photos/152.jpg"]
@@ -162,7 +162,7 @@ def test_radius_tables_are_part_of_the_index(folder, rng, monkeypatch):
     before = answers(folder, query)
     looked_up, within = [], Tables.within
     monkeypatch.setattr(Tables, "within", lambda *given: looked_up.append(1) or within(*given))
-    monkeypatch.setattr(memory, "is_cheaper", lambda n, n_pieces, radius: radius <= 18)
+    monkeypatch.setattr(memory, "is_cheaper", lambda n, n_bytes, radius: radius <= 18)
     assert not folder.looks_up(18)
     folder.set_radius_tables(True)
     assert folder.verify() == 3 * 4 and folder.looks_up(18) and not folder.looks_up(19)
@@ -176,7 +176,7 @@ def test_radius_tables_are_part_of_the_index(folder, rng, monkeypatch):
     folder.compact()
     again = IndexFolder.open(folder.path)
     assert again.looks_up(18) and again.verify() == 1 + 5  # the keys of what was removed; ids too
-    plain = HammingIndex(48, [Part(part.pieces, part._ids) for part in again.parts])
+    plain = HammingIndex(48, [Part(part.blocks, part.n, part._ids) for part in again.parts])
     assert_same(answers(again, query), answers(plain, query))
     again.set_radius_tables(False)
     assert not again.looks_up(0) and again.verify() == 4 and not list(again.path.glob("*places*"))
@@ -190,12 +190,12 @@ def test_radius_tables_are_part_of_the_index(folder, rng, monkeypatch):
 
 
 def test_damage_is_not_compacted(folder):
-    path = folder.path / "part-00000.pieces.npy"
+    path = folder.path / "part-00000.blocks.npy"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     folder.remove([1])
-    with pytest.raises(DataError, match=r"part-00000.pieces.npy is damaged"):
+    with pytest.raises(DataError, match=r"part-00000.blocks.npy is damaged"):
         folder.compact()
     assert path.read_bytes() == data
 
@@ -211,17 +211,17 @@ def test_find_ids(folder):
 
 def test_damage_is_named(folder):
     assert folder.verify() == 6
-    path = folder.path / "part-00001.pieces.npy"
+    path = folder.path / "part-00001.blocks.npy"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataError, match=r"part-00001.pieces.npy is damaged"):
+    with pytest.raises(DataError, match=r"part-00001.blocks.npy is damaged"):
         IndexFolder.open(folder.path).verify()
     path.write_bytes(data[:50])
     with pytest.raises(DataError, match="is damaged"):
         IndexFolder.open(folder.path)
     path.unlink()
-    with pytest.raises(DataError, match=r"part-00001.pieces.npy is missing from the index"):
+    with pytest.raises(DataError, match=r"part-00001.blocks.npy is missing from the index"):
         IndexFolder.open(folder.path)
     (folder.path / "part-00000.items.arrow").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"part-00000.items.arrow is missing or damaged"):
@@ -331,7 +331,7 @@ def test_a_locked_index_is_not_changed(folder, rng):
 
 def test_leftovers_of_a_crash_are_deleted_even_if_nothing_changes(folder):
     before = files(folder)
-    for name in ("removed-00007.npy", ".index.json.x.tmp", "part-00009.pieces.npy"):
+    for name in ("removed-00007.npy", ".index.json.x.tmp", "part-00009.blocks.npy"):
         (folder.path / name).write_bytes(b"half")
     assert folder.remove([999]) == 0
     assert files(folder) == before
@@ -342,13 +342,13 @@ def test_foreign_files_are_left_alone(tmp_path, rng):
     for name in (".gitignore", ".part-of-mine"):
         (tmp_path / name).write_text("mine")
     index = IndexFolder.create(tmp_path, 48, MODEL)
-    for name in ("part-2.docx", "removed-things.txt", "part-00000.pieces.npy.bak"):
+    for name in ("part-2.docx", "removed-things.txt", "part-00000.blocks.npy.bak"):
         (tmp_path / name).write_text("mine")
     index.add(*made(rng, 10))
     index.remove([1])
     index.compact()
     mine = {path.name for path in tmp_path.iterdir() if path.read_bytes() == b"mine"}
-    assert mine == {".gitignore", ".part-of-mine", "part-2.docx", "removed-things.txt", "part-00000.pieces.npy.bak"}
+    assert mine == {".gitignore", ".part-of-mine", "part-2.docx", "removed-things.txt", "part-00000.blocks.npy.bak"}
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "a.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"contains other files \(a.txt\) and is no"):

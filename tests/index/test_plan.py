@@ -17,9 +17,9 @@ def test_memory_is_as_planned(n_bits, rng):
     index.build_tables()
     (part,) = index.parts
     ways = plan(n, n_bits)["ways"]
-    assert ways["scan"]["memory"] == part.pieces.nbytes
+    assert ways["scan"]["memory"] == part.blocks.nbytes
     tables = part.tables.starts.nbytes + part.tables.places.nbytes
-    assert ways["scan + tables"]["memory"] == part.pieces.nbytes + tables
+    assert ways["scan + tables"]["memory"] == part.blocks.nbytes + tables
 
 
 def test_it_reads_well():

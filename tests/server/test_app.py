@@ -82,7 +82,8 @@ def test_an_image_an_id_and_a_code_find_the_same(client, searcher, image):
     assert set(by_image) == {"query", "hits", "ties", "histogram", "timing_ms", "index"}
     assert set(by_image["timing_ms"]) == {"decode", "encode", "search", "items"}
     assert by_image["index"] == searcher.facts() and len(by_image["hits"]) == 7
-    by_id = client.post("/v1/search", json={"id": 3, "k": 7}).json()
+    by_id = client.post("/v1/search", json={"id": 3, "k": 7, "histogram": True}).json()
+    assert by_image["histogram"] is None and sum(upload(client, image, histogram="true").json()["histogram"]) == 60
     by_code = client.post("/v1/search", json={"code": by_image["query"]["code"], "k": 7}).json()
     assert by_image["hits"] == by_id["hits"] == by_code["hits"]
     assert by_image["hits"][0]["thumb"] == f"/v1/items/{by_image['hits'][0]['id']}/thumb"
@@ -95,7 +96,7 @@ def test_how_many_and_how_near(client):
     answer = client.post("/v1/search", json={"id": 3, "radius": 20}).json()
     assert len(answer["hits"]) == 60
     assert len(client.post("/v1/search", json={"id": 3, "radius": 20, "k": 4}).json()["hits"]) == 4
-    near = client.post("/v1/search", json={"id": 3, "radius": 0}).json()
+    near = client.post("/v1/search", json={"id": 3, "radius": 0, "histogram": True}).json()
     assert {hit["distance"] for hit in near["hits"]} == {0} and near["ties"]["shown"] == near["ties"]["total"]
     flowers = client.post("/v1/search", json={"id": 3, "label": "flower", "k": 60}).json()
     assert len(flowers["hits"]) == 20

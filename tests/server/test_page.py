@@ -83,7 +83,9 @@ def browser(running, served):
 
 
 def results(browser, n=20):
+    """Wait for n results and for what is counted after they are shown."""
     browser.until(f"document.querySelectorAll('#hits li').length === {n} && !document.querySelector('#hits.waiting')")
+    browser.until("document.querySelector('#ties').textContent.includes(' shown of ')")
 
 
 def test_before_any_query(browser, served):
@@ -167,7 +169,7 @@ def test_the_address_holds_the_whole_search(browser, served, searcher):
 
 
 def test_numbers_are_those_of_the_search(browser, served, searcher):
-    answer = searcher.search(25, k=20)
+    answer = searcher.search(25, k=20, histogram=True)
     browser.open(f"{served.address}?id=25")
     results(browser)
     shown = browser.run(
@@ -295,7 +297,7 @@ def test_what_cannot_be_searched_for(browser, made):
 def test_nothing_near_enough(browser, served, searcher):
     code = searcher.item(3)["code"]
     far = f"{int(code, 16) ^ 0xFFFFF0:06x}"
-    nearest = next(d for d, n in enumerate(searcher.search(far)["histogram"]) if n)
+    nearest = next(d for d, n in enumerate(searcher.search(far, histogram=True)["histogram"]) if n)
     assert nearest > 0
     browser.open(f"{served.address}?code={far}&radius=0")
     browser.until(

@@ -80,7 +80,7 @@ def search(
     answers, n_read, skipped = [], 0, []
     for name, asked in queries(query, lambda line: print(line, file=sys.stderr)):
         try:
-            answer = searcher.search(asked, k, radius, label)
+            answer = searcher.search(asked, k, radius, label, histogram=True)
         except UnreadableImage as error:
             skipped.append(error)
             continue

@@ -75,7 +75,7 @@ FEATURES = Annotated[str | None, Option(help="For methods on features: gist, or 
 IMAGE_SIZE = Annotated[int | None, Option(help="Image side in pixels; larger is slower and better.")]
 FROZEN_BLOCKS = Annotated[int | None, Option(help="Leading blocks that are not trained.")]
 EPOCHS = Annotated[int | None, Option(help="Training epochs.")]
-PRECISION = Annotated[str | None, Option(help="Arithmetic of training: float32 or bfloat16.")]
+PRECISION = Annotated[str | None, Option(help="Arithmetic of training: auto, float32 or bfloat16.")]
 SET = Annotated[
     list[str] | None, Option("--set", metavar="NAME=VALUE", help="Any other setting; see: hashlens methods NAME")
 ]

@@ -78,20 +78,8 @@ class Codes:
 
     def words(self) -> np.ndarray:
         """(n, ceil(n_bits / 64)) uint64, zero-padded: the same bits, for counting 64 at a time."""
-        return self._in_units(8).view(np.uint64)
-
-    def pieces(self) -> np.ndarray:
-        """(n, ceil(n_bits / 16)) uint16, zero-padded: the same bits, as an index keeps them."""
-        return self._in_units(2).view(np.uint16)
-
-    def _in_units(self, n_bytes: int) -> np.ndarray:
-        return np.ascontiguousarray(np.pad(self.packed, ((0, 0), (0, -self.packed.shape[1] % n_bytes))))
-
-    @classmethod
-    def from_pieces(cls, pieces: np.ndarray, n_bits: int) -> Codes:
-        """The codes whose `pieces()` are `pieces`."""
-        packed = np.ascontiguousarray(pieces).view(np.uint8)
-        return cls(np.ascontiguousarray(packed[:, : -(-n_bits // 8)]), n_bits)
+        padded = np.pad(self.packed, ((0, 0), (0, -self.packed.shape[1] % 8)))
+        return np.ascontiguousarray(padded).view(np.uint64)
 
     def __len__(self) -> int:
         return len(self.packed)

@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+# registered by being imported; else Pillow imports the decoders of all formats to look for these
+from PIL import BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin  # isort: skip # noqa: F401
+
 from hashlens.data.formats import HAS_HEIC, HEIC, NEEDS_HEIC, decoders
 from hashlens.data.resize import crop
 from hashlens.errors import DataError, UsageError

@@ -27,6 +27,7 @@ class Loss(nn.Module):
 
     needs_labels = True
     needs_rows = False
+    mixes = False  # whether each image is compared with classes alone, so that one may be a mixture of two
 
     def __init__(self, n_bits: int):
         super().__init__()

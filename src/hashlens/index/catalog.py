@@ -39,7 +39,7 @@ class Catalog(HammingIndex):
         self.require_items(codes, items)
         first = self._highest() + 1
         table = as_items(items)
-        self._use([*self.parts, Part(codes.pieces().T, first, items=lambda: table)])
+        self._use([*self.parts, Part.of(codes, first, items=lambda: table)])
         return np.arange(first, first + len(codes))
 
     def require_items(self, codes: Codes, items: pa.Table) -> None:
@@ -57,7 +57,7 @@ class Catalog(HammingIndex):
         found = {}
         for part in self.parts:
             places = part.places(ids)
-            for place, id_, code in zip(places, part.ids(places), part.codes(places, self.n_bits).packed, strict=True):
+            for place, id_, code in zip(places, part.ids(places), part.codes(places), strict=True):
                 # one by one: `take` would import Arrow's functions and pandas, half a second for a new process
                 path, labels = (part.items().column(name)[int(place)].as_py() for name in ("path", "labels"))
                 found[int(id_)] = {"id": int(id_), "path": path, "labels": labels, "code": code.tobytes().hex()}
@@ -68,7 +68,7 @@ class Catalog(HammingIndex):
         chunks = []
         for part in self.parts:
             column = part.items().column("labels")
-            still = column.take(part.still()) if len(part.alive) else column
+            still = column if part.alive is None else column.take(part.still())
             chunks += [chunk.flatten() for chunk in still.chunks]
         counted = pa.chunked_array(chunks, pa.string()).value_counts()
         values, counts = counted.field("values"), counted.field("counts").to_numpy(zero_copy_only=False)

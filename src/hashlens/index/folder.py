@@ -2,7 +2,7 @@
 
 INDEX/
   index.json              code length, model, parts with checksums, removed ids; replaced in one step
-  part-00000.pieces.npy   (n_pieces, n) uint16, 16 bits of all codes per row, memory-mapped
+  part-00000.blocks.npy   (n_blocks, n_bytes, 64) uint8, 64 codes per block (kernels/), memory-mapped
   part-00000.items.arrow  path, labels, size and mtime of each code, memory-mapped
   part-00000.ids.npy      (n,) int64, only after `compact`; otherwise ids are first_id, first_id + 1, …
   part-00000.starts.npy, part-00000.places.npy   radius tables (radius.py), only if the index has them; memory-mapped
@@ -40,16 +40,16 @@ from hashlens.files import (
     write_json,
 )
 from hashlens.index.catalog import ITEMS, Catalog, as_items
-from hashlens.index.kernels import PIECE
 from hashlens.index.memory import Part
-from hashlens.index.radius import Tables, table_bytes
+from hashlens.index.radius import N_VALUES, Tables, n_pieces, table_bytes
+from hashlens.kernels import LANES
 from hashlens.machine import blocks
 
-FORMAT = "hashlens index 3"
+FORMAT = "hashlens index 4"
 EMPTY: dict[str, Any] = {"next_id": 0, "next_file": 0, "next_part": 0, "parts": [], "removed": None, "forgotten": None}
 TABLES = ("starts.npy", "places.npy")
 ROWS = 65_536  # whose paths are Python strings at the same time
-FILE = r"part-\d{5,}\.(items\.arrow|(pieces|ids|starts|places)\.npy)|(removed|forgotten)-\d{5,}\.npy"
+FILE = r"part-\d{5,}\.(items\.arrow|(blocks|ids|starts|places)\.npy)|(removed|forgotten)-\d{5,}\.npy"
 OURS = re.compile(rf"{FILE}|\.({FILE}|index\.json)\..+\.tmp")  # temporary ones too, see files.replacing
 
 
@@ -121,7 +121,7 @@ class IndexFolder(Catalog):
         with self._alone():
             if only_new:
                 known, removed = self._known_keys, self._removed_keys
-                keys = image_keys(codes.pieces(), items.column("path"))
+                keys = image_keys(codes.packed, items.column("path"))
                 new = is_new(keys, known)
                 if not again:
                     new &= ~np.isin(keys, removed)
@@ -130,7 +130,7 @@ class IndexFolder(Catalog):
                 return np.empty(0, np.int64)
             first = self.facts["next_id"]
             with self._change() as facts:
-                facts["parts"].append(self._write_part(codes.pieces().T, first, items, facts))
+                facts["parts"].append(self._write_part(codes, first, items, facts))
                 facts["next_id"] += len(codes)
             if only_new:  # the change has cleared them
                 # a stable sort merges two sorted runs in one pass
@@ -178,7 +178,7 @@ class IndexFolder(Catalog):
                     for kind in TABLES:
                         part["sha256"].pop(kind, None)
                     if wanted:
-                        part["sha256"] |= self._save_tables(part["name"], own.pieces)
+                        part["sha256"] |= self._save_tables(part["name"], own)
 
     def verify(self) -> int:
         """Compare every file with its checksum; returns the number of files."""
@@ -222,27 +222,27 @@ class IndexFolder(Catalog):
             (self.path / name).unlink()
 
     def _write_part(
-        self, pieces: np.ndarray, ids: np.ndarray | int, items: pa.Table, facts: dict[str, Any]
+        self, codes: Codes, ids: np.ndarray | int, items: pa.Table, facts: dict[str, Any]
     ) -> dict[str, Any]:
-        require_room(self.path, pieces.nbytes + 2 * items.nbytes, "a part of the index")
+        require_room(self.path, codes.packed.nbytes + 2 * items.nbytes, "a part of the index")
         name = f"part-{facts['next_part']:05d}"  # never used again: others may still have the old part mapped
         facts["next_part"] += 1
-        pieces = np.ascontiguousarray(pieces)
-        digests = {"pieces.npy": self._save(f"{name}.pieces.npy", pieces)}
+        part = Part.of(codes, ids)
+        digests = {"blocks.npy": self._save(f"{name}.blocks.npy", part.blocks)}
         with replacing(self.path / f"{name}.items.arrow") as temporary, pa.ipc.new_file(str(temporary), ITEMS) as file:
             file.write_table(as_items(items).combine_chunks())
         digests["items.arrow"] = sha256(self.path / f"{name}.items.arrow")
         if not isinstance(ids, int):
             digests["ids.npy"] = self._save(f"{name}.ids.npy", ids)
         if self.facts["radius_tables"]:
-            digests |= self._save_tables(name, pieces)
+            digests |= self._save_tables(name, part)
         first_id = ids if isinstance(ids, int) else None
-        return {"name": name, "n": pieces.shape[1], "first_id": first_id, "sha256": digests}
+        return {"name": name, "n": len(codes), "first_id": first_id, "sha256": digests}
 
-    def _save_tables(self, name: str, pieces: np.ndarray) -> dict[str, str]:
-        require_room(self.path, table_bytes(pieces.shape[1], self.n_bits), "the radius tables")
+    def _save_tables(self, name: str, part: Part) -> dict[str, str]:
+        require_room(self.path, table_bytes(len(part), self.n_bits), "the radius tables")
         return {
-            kind: self._save(f"{name}.{kind}", array) for kind, array in zip(TABLES, Tables.build(pieces), strict=True)
+            kind: self._save(f"{name}.{kind}", array) for kind, array in zip(TABLES, Tables.build(part), strict=True)
         }
 
     def _save_numbered(self, kind: str, array: np.ndarray, facts: dict[str, Any]) -> dict[str, Any]:
@@ -258,7 +258,8 @@ class IndexFolder(Catalog):
     @cached_property
     def _known_keys(self) -> np.ndarray:
         """The keys of the images in the index, sorted."""
-        keys = [image_keys(part.pieces.T, part.items().column("path"))[part.still()] for part in self.parts]
+        every = ((part, np.arange(len(part))) for part in self.parts)
+        keys = [image_keys(part.codes(all_), part.items().column("path"))[part.still()] for part, all_ in every]
         return np.sort(np.concatenate([np.empty(0, np.int64), *keys]))
 
     @cached_property
@@ -266,8 +267,9 @@ class IndexFolder(Catalog):
         """The keys of the images that were removed, before `compact` too."""
         keys = [self._load_numbered("forgotten")]
         for part in self.parts:
-            places = np.flatnonzero(~part.alive)  # none if nothing was removed from it
-            keys.append(image_keys(part.pieces[:, places].T, part.items().column("path").take(places)))
+            if part.alive is not None:
+                places = np.flatnonzero(~part.alive)
+                keys.append(image_keys(part.codes(places), part.items().column("path").take(places)))
         return np.concatenate(keys)
 
     def _map(self) -> None:
@@ -277,7 +279,7 @@ class IndexFolder(Catalog):
         self._use([self._map_part(part, removed) for part in self.facts["parts"]])
 
     def _map_part(self, part: dict[str, Any], removed: np.ndarray) -> Part:
-        n_pieces, n, first = -(-self.n_bits // PIECE), part["n"], part["first_id"]
+        n_bytes, n, first = -(-self.n_bits // 8), part["n"], part["first_id"]
 
         def load(kind: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
             array = np.load(self.path / f"{part['name']}.{kind}", mmap_mode="r")
@@ -288,8 +290,9 @@ class IndexFolder(Catalog):
         ids = load("ids.npy", (n,), np.int64) if first is None else first
         tables = None
         if "places.npy" in part["sha256"]:
-            starts = load("starts.npy", (n_pieces, (1 << PIECE) + 1), np.uint32)
-            tables = Tables(starts, load("places.npy", (n_pieces, n), np.uint32))
+            pieces = n_pieces(n_bytes)
+            starts = load("starts.npy", (pieces, N_VALUES + 1), np.uint32)
+            tables = Tables(starts, load("places.npy", (pieces, n), np.uint32))
 
         @cache  # mapped when first needed
         def items() -> pa.Table:
@@ -299,7 +302,7 @@ class IndexFolder(Catalog):
             except (OSError, pa.ArrowInvalid) as error:
                 raise DataError(f"{path} is missing or damaged; build the index again") from error
 
-        return Part(load("pieces.npy", (n_pieces, n), np.uint16), ids, removed, tables, items)
+        return Part(load("blocks.npy", (-(-n // LANES), n_bytes, LANES), np.uint8), n, ids, removed, tables, items)
 
     def _load_numbered(self, kind: str) -> np.ndarray:
         return np.load(self.path / self.facts[kind]["name"]) if self.facts[kind] else np.empty(0, np.int64)
@@ -334,12 +337,12 @@ def is_new(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
     return first & (known[np.minimum(np.searchsorted(known, keys), len(known) - 1)] != keys)
 
 
-def image_keys(pieces: np.ndarray, paths: pa.ChunkedArray) -> np.ndarray:
-    """(n,) int64, the same for the same path and code, in every process; `pieces` are (n, n_pieces) as in an index."""
-    keys = np.empty(len(pieces), np.int64)
-    for rows in blocks(len(pieces), ROWS):
-        codes = np.ascontiguousarray(pieces[rows])
-        each = codes.view(f"V{codes.dtype.itemsize * codes.shape[1]}")[:, 0].tolist()
+def image_keys(packed: np.ndarray, paths: pa.ChunkedArray) -> np.ndarray:
+    """(n,) int64, the same for the same path and code, in every process."""
+    keys = np.empty(len(packed), np.int64)
+    for rows in blocks(len(packed), ROWS):
+        codes = np.ascontiguousarray(packed[rows])
+        each = codes.view(f"V{codes.shape[1]}")[:, 0].tolist()
         names = paths.slice(rows.start, rows.stop - rows.start).to_pylist()
         digests = [
             blake2b(code + name.encode(), digest_size=8).digest() for code, name in zip(each, names, strict=True)

@@ -1,5 +1,6 @@
-"""`HammingIndex`: exact search by reading all codes, in memory or in memory maps."""
+"""`HammingIndex`: exact search by reading all codes, in memory or in memory maps, or fewer where a tree helps."""
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,47 +9,47 @@ import numpy as np
 from hashlens.codes import Codes
 from hashlens.errors import MismatchError
 from hashlens.index.base import Index, refuse
-from hashlens.index.kernels import scan
-from hashlens.index.order import Found, ordered, together
+from hashlens.index.order import Found, ordered
 from hashlens.index.radius import Tables, is_cheaper
+from hashlens.index.tree import MANY as MANY_QUERIES
+from hashlens.index.tree import Tree, can_build, step_of
+from hashlens.kernels import Rows, View, kernels, to_blocks
 from hashlens.machine import blocks, in_threads, n_threads, shares
 
-QUERIES = 256  # that pass over a part of the database while it is in the cache
+QUERIES = 256  # that one thread takes at once
 MANY = 32  # parts; with more, a search would spend its time between them
-SPARE = 256  # places beyond k, so that what is kept is seldom sorted out
-PADDING = np.iinfo(np.int64).max  # after all that was found
-PLACE = (1 << scan.SHIFT) - 1
+SHARED = 8_000_000  # bytes of codes from which several threads answer one query sooner than one
+QUERIES_OF_A_TREE = 3_000  # cost as much time as building one
+WATCHED = 64  # queries after which it is seen whether trees still pay off
+UNASKED = 20_000_000  # codes, for which a tree is built without being asked for: it takes memory
 NO_IDS = np.empty(0, np.int64)
 
 
-class Part:
-    """Codes in the order of their ids: `pieces` as the kernels read them, and which of them were not removed."""
+class Part(Rows):
+    """Codes in the order of their ids, as the kernels read them, and which of them were not removed."""
 
     def __init__(
         self,
-        pieces: np.ndarray,  # (n_pieces, n) uint16; a memory map stays one
+        blocks: np.ndarray,  # (n_blocks, n_bytes, 64) uint8; a memory map stays one
+        n: int,
         ids: np.ndarray | int,  # ascending, or the first of consecutive ones
         removed: np.ndarray = NO_IDS,
         tables: Tables | None = None,
         items: Callable[[], Any] = dict,  # the paths and labels of a catalog
     ):
-        self.pieces = np.ascontiguousarray(pieces)
-        self.pieces.flags.writeable = False  # like a map, so that loops are compiled for one kind of array
+        super().__init__(blocks, n, ids)
         self.tables = tables
+        self.tried = False  # whether a tree is faster
         self.items = items
-        self.alive = scan.NOTHING
-        self._ids = ids
         self.remove(removed)
 
-    def __len__(self) -> int:
-        return self.pieces.shape[1]
+    @classmethod
+    def of(cls, codes: Codes, ids: np.ndarray | int, items: Callable[[], Any] = dict) -> "Part":
+        return cls(to_blocks(codes.packed), len(codes), ids, items=items)
 
     @property
     def last_id(self) -> int:
         return int(self._ids + len(self) - 1 if isinstance(self._ids, int) else self._ids[-1])
-
-    def ids(self, places: np.ndarray) -> np.ndarray:
-        return places + self._ids if isinstance(self._ids, int) else self._ids[places]
 
     def places(self, ids: np.ndarray) -> np.ndarray:
         """The places of those ids that are here, ascending."""
@@ -63,22 +64,24 @@ class Part:
     def still(self, places: np.ndarray | None = None) -> np.ndarray:
         """Those of these places, or of all, whose codes were not removed."""
         if places is None:
-            return np.flatnonzero(self.alive) if len(self.alive) else np.arange(len(self))
-        return places[self.alive[places]] if len(self.alive) else places
-
-    def codes(self, places: np.ndarray, n_bits: int) -> Codes:
-        return Codes.from_pieces(self.pieces[:, places].T, n_bits)
+            return np.arange(len(self)) if self.alive is None else np.flatnonzero(self.alive)
+        return places if self.alive is None else places[self.alive[places]]
 
     def remove(self, ids: np.ndarray) -> int:
         places = self.places(ids)
-        if len(places) and not len(self.alive):
-            self.alive = np.ones(len(self), np.bool_)
-        self.alive[places] = False
+        if len(places):
+            alive = np.ones(len(self), np.bool_) if self.alive is None else self.alive.copy()
+            alive[places] = False
+            self.alive = alive  # searches that are under way keep the old one
         return len(places)
+
+    @property
+    def n_removed(self) -> int:
+        return 0 if self.alive is None else len(self) - int(np.count_nonzero(self.alive))
 
     def looks_up(self, radius: int) -> bool:
         """Whether codes within this radius are found by tables, since that is cheaper."""
-        return self.tables is not None and is_cheaper(len(self), len(self.pieces), radius)
+        return self.tables is not None and is_cheaper(len(self), self.blocks.shape[1], radius)
 
 
 class HammingIndex(Index):
@@ -95,7 +98,57 @@ class HammingIndex(Index):
 
     def _use(self, parts: list[Part]) -> None:
         self.parts = parts
-        self._n = sum(len(part) - int(np.count_nonzero(~part.alive)) for part in parts)
+        self._changed()
+
+    def _changed(self) -> None:
+        """Forget what was computed from the parts."""
+        self._n = sum(len(part) - part.n_removed for part in self.parts)
+        self._views: dict[tuple[int, bool], View] = {}
+        self._n_asked = 0
+
+    def _view(self, k: int, n_queries: int) -> View:
+        """All parts, with the trees that find k results sooner."""
+        key = step_of(k), n_queries >= MANY_QUERIES
+        if key not in self._views:
+            use = tuple(part.tree is not None and key in part.tree.most for part in self.parts)
+            self._views[key] = View(self.parts, use)
+        return self._views[key]
+
+    def _watch(self, view: View, key: tuple[int, bool], n_queries: int, n_read: int) -> None:
+        """Stop using trees if these queries, unlike the codes they were tried with, make them read too much."""
+        view.n_asked, view.n_read = view.n_asked + n_queries, view.n_read + n_read
+        if view.n_asked < WATCHED:
+            return
+        trees = [part.tree for part, use in zip(view.rows, view.trees, strict=True) if use]
+        if view.n_read > view.n_asked * sum(tree.most.get(key, 0) for tree in trees):
+            for tree in trees:
+                tree.most.pop(key, None)
+            self._views.pop(key, None)
+        view.n_asked = view.n_read = 0
+
+    def build_trees(self) -> None:
+        """Make `search` read only some of the codes where that is faster, which it is for most trained codes.
+
+        This happens by itself, in the background, when so many queries were asked that it pays off.
+        """
+        self._build_trees([part for part in self.parts if part.tree is None and can_build(part)])
+
+    def _build_trees(self, parts: list[Part]) -> None:
+        for part in parts:
+            tree = Tree.build(part)
+            part.tree, part.tried = tree, True
+            if not tree.try_out(part, self.n_bits):
+                part.tree = None
+        self._views = {}
+
+    def _asked(self, n_queries: int) -> None:
+        """Count queries, until trees are worth their time."""
+        self._n_asked += n_queries
+        if self._n_asked >= QUERIES_OF_A_TREE:
+            self._n_asked = -(2**62)  # once for these parts
+            parts = [part for part in self.parts if not part.tried and can_build(part) and len(part) <= UNASKED]
+            if parts:
+                threading.Thread(target=self._build_trees, args=(parts,), daemon=True).start()
 
     def __len__(self) -> int:
         return self._n
@@ -103,7 +156,7 @@ class HammingIndex(Index):
     def build_tables(self) -> None:
         """Make `within` answer small radii without reading all codes; 4 more bytes per code and 16 bits."""
         for part in self.parts:
-            part.tables = part.tables or Tables.build(part.pieces)
+            part.tables = part.tables or Tables.build(part)
 
     def looks_up(self, radius: int) -> bool:
         """Whether `within` answers this radius from tables, without reading all codes."""
@@ -114,14 +167,14 @@ class HammingIndex(Index):
         self._require(code)
         if len(code) != 1:
             raise MismatchError(f"a histogram counts the distances from one code, got {len(code)}")
-        query = code.pieces()[0]
         parts = self._among(None if among is None else np.unique(np.asarray(among, np.int64)))
-        tasks = [(part, rows) for part in parts for rows in shares(len(part))]
+        tasks = [(part, rows) for part in parts for rows in shares(len(part.blocks))]
         counts = np.zeros((len(tasks), self.n_bits + 1), np.int64)
+        query = np.ascontiguousarray(code.packed[0])
 
         def work(number: int) -> None:
             part, rows = tasks[number]
-            scan.histogram(query, part.pieces, rows.start, rows.stop, part.alive, counts[number])
+            kernels().histogram(part, rows.start, rows.stop, query, counts[number])
 
         in_threads(work, range(len(tasks)))
         return counts.sum(axis=0)
@@ -131,7 +184,7 @@ class HammingIndex(Index):
         for part in self.parts:
             for rows in blocks(len(part), n):
                 places = part.still(np.arange(rows.start, rows.stop))
-                yield part.codes(places, self.n_bits), part.ids(places)
+                yield Codes(part.codes(places), self.n_bits), part.ids(places)
 
     def _highest(self) -> int:
         return self.parts[-1].last_id if self.parts else -1
@@ -141,45 +194,61 @@ class HammingIndex(Index):
         ids, first, highest = ids[order], int(ids[order[0]]), self._highest()
         refuse(self._contains(ids))
         consecutive = ids[-1] - first == len(ids) - 1
-        self.parts.append(Part(codes[order].pieces().T, first if consecutive else ids))
+        self.parts = [*self.parts, Part.of(codes[order], first if consecutive else ids)]
         if first <= highest or len(self.parts) > MANY:
             self._sort()
-        self._n += len(codes)
+        self._changed()
 
     def _delete(self, ids: np.ndarray) -> int:
         removed = sum(part.remove(ids) for part in self.parts)
-        self._n -= removed
+        self._changed()
         return removed
 
     def _contains(self, ids: np.ndarray) -> np.ndarray:
         return np.concatenate([ids[:0], *(part.ids(part.places(ids)) for part in self.parts)])
 
     def _nearest(self, codes: Codes, k: int, among: np.ndarray | None, distances: np.ndarray, ids: np.ndarray) -> None:
-        parts = self._among(among)
-        if not parts:
-            return
-        queries, k = codes.pieces(), min(k, self._n)
+        view = self._view(distances.shape[1], len(codes)) if among is None else View(self._among(among))
+        if self._n_asked >= 0:
+            self._asked(len(codes))
+        queries = np.ascontiguousarray(codes.packed)
         tasks = blocks(len(codes), QUERIES)
-        # with few queries each thread reads a share of the database, else each has its own queries
-        n_shares = n_threads() if len(tasks) < n_threads() else 1
-        found = np.empty((len(codes), n_shares, k), np.int64)
+        if view.n_bytes < SHARED or len(tasks) >= n_threads():
+            n_read = [0] * len(tasks)
 
-        def work(task: tuple[slice, int]) -> None:
-            rows, share = task
-            found[rows, share] = _nearest(queries[rows], parts, share, n_shares, k, self.n_bits)
+            def work(number: int) -> None:
+                rows = tasks[number]
+                n_read[number] = kernels().nearest(view, queries[rows], self.n_bits, distances[rows], ids[rows])
 
-        in_threads(work, [(rows, share) for rows in tasks for share in range(n_shares)])
-        nearest = found[:, 0] if n_shares == 1 else np.sort(found.reshape(len(codes), -1))[:, :k]
-        there = nearest != PADDING
-        distances[:, :k][there] = nearest[there] >> scan.SHIFT
-        ids[:, :k][there] = _ids(parts, nearest[there] & PLACE)
+            in_threads(work, range(len(tasks)))
+            if any(view.trees):
+                self._watch(view, (step_of(distances.shape[1]), len(codes) >= MANY_QUERIES), len(codes), sum(n_read))
+            return
+        # with few queries each thread reads a share of the database
+        n_shares = n_threads()
+        found = np.empty((2, n_shares, *distances.shape), np.int64)
+
+        def work_on(share: int) -> None:
+            near = np.empty(distances.shape, np.int32)
+            kernels().nearest(view, queries, self.n_bits, near, found[1, share], share, n_shares)
+            found[0, share] = near
+
+        in_threads(work_on, range(n_shares))
+        apart, theirs = (np.concatenate(list(of), axis=1) for of in found)
+        apart[apart < 0] = np.iinfo(np.int64).max  # after all that was found
+        order = np.lexsort((theirs, apart))[:, : distances.shape[1]]
+        distances[:] = np.take_along_axis(apart, order, axis=1)
+        ids[:] = np.take_along_axis(theirs, order, axis=1)
+        distances[ids < 0] = -1
 
     def _within(self, codes: Codes, radius: int, among: np.ndarray | None) -> list[Found]:
-        parts, queries = self._among(among), codes.pieces()
+        parts = self._among(among)
         found = [ordered([], [])] * len(codes)
+        queries = np.ascontiguousarray(codes.packed)
 
         def work(row: int) -> None:
-            found[row] = together([[_within(queries[row], part, radius)] for part in parts])[0]
+            each = [_within(queries[row], self.n_bits, part, radius) for part in parts]
+            found[row] = ordered(*(np.concatenate(values) for values in zip(*each, strict=True)))
 
         if parts:
             in_threads(work, range(len(codes)))
@@ -190,50 +259,26 @@ class HammingIndex(Index):
         if ids is None:
             return self.parts
         chosen = [(part, part.places(ids)) for part in self.parts]
-        return [Part(part.pieces[:, places], part.ids(places)) for part, places in chosen if len(places)]
+        return [
+            Part.of(Codes(part.codes(places), self.n_bits), part.ids(places)) for part, places in chosen if len(places)
+        ]
 
     def _sort(self) -> None:
         """Join all parts in the order of ids: equal distances are ordered by id because codes are."""
-        pieces, ids = self._joined()
+        codes, ids = self._joined()
         order = np.argsort(ids, kind="stable")
-        self.parts = [Part(pieces[:, order], ids[order])]
+        self.parts = [Part.of(codes[order], ids[order])]
 
-    def _joined(self) -> tuple[np.ndarray, np.ndarray]:
-        """Pieces and ids of all codes, part after part."""
-        pieces = [part.pieces[:, part.still()] for part in self.parts]
-        return np.concatenate(pieces, axis=1), np.concatenate([part.ids(part.still()) for part in self.parts])
-
-
-def _ids(parts: list[Part], places: np.ndarray) -> np.ndarray:
-    """The ids at these places, counted over all parts."""
-    ids, first = np.empty(len(places), np.int64), 0
-    for part in parts:
-        here = (places >= first) & (places < first + len(part))
-        ids[here] = part.ids(places[here] - first)
-        first += len(part)
-    return ids
+    def _joined(self) -> tuple[Codes, np.ndarray]:
+        """Codes and ids of all parts, one after the other."""
+        places = [part.still() for part in self.parts]
+        packed = [part.codes(still) for part, still in zip(self.parts, places, strict=True)]
+        ids = [part.ids(still) for part, still in zip(self.parts, places, strict=True)]
+        return Codes(np.concatenate(packed), self.n_bits), np.concatenate(ids)
 
 
-def _nearest(queries: np.ndarray, parts: list[Part], share: int, n_shares: int, k: int, n_bits: int) -> np.ndarray:
-    """The nearest in one share of each part: (q, k) of distance << SHIFT | place among all parts, sorted and padded."""
-    counts = np.zeros((len(queries), n_bits + 1), np.int64)
-    kept = np.empty((len(queries), 2 * k + SPARE), np.int64)
-    n_kept = np.zeros(len(queries), np.int64)
-    first = 0
-    for part in parts:
-        start, stop = len(part) * share // n_shares, len(part) * (share + 1) // n_shares
-        scan.nearest(queries, part.pieces, start, stop, part.alive[start:stop], first + start, k, counts, kept, n_kept)
-        first += len(part)
-    kept[np.arange(kept.shape[1]) >= n_kept[:, None]] = PADDING
-    return np.sort(kept)[:, :k]
-
-
-def _within(query: np.ndarray, part: Part, radius: int) -> Found:
-    if part.tables is not None and part.looks_up(radius):
-        distances, places = part.tables.within(query, part.pieces, part.alive, radius)
-        return distances, part.ids(places)
-    distances, places = np.empty(0, np.int32), np.empty(0, np.int64)
-    if n := scan.within(query, part.pieces, part.alive, radius, distances, places):
-        distances, places = np.empty(n, np.int32), np.empty(n, np.int64)
-        scan.within(query, part.pieces, part.alive, radius, distances, places)
-    return distances, part.ids(places)
+def _within(query: np.ndarray, n_bits: int, part: Part, radius: int) -> Found:
+    by_tree = part.tree is not None and radius <= part.tree.radius
+    if not by_tree and part.tables is not None and part.looks_up(radius):
+        return part.tables.within(query, part, radius)
+    return kernels().within(part, query, n_bits, radius)

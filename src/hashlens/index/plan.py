@@ -3,8 +3,8 @@
 from typing import Any
 
 from hashlens.errors import UsageError
-from hashlens.index.kernels import PIECE
 from hashlens.index.radius import is_cheaper, table_bytes
+from hashlens.kernels import LANES
 
 ITEM_BYTES = 76  # of a usual path with its share of Arrow's offsets, and of size and mtime
 FEATURES = 4096  # values of the CNN feature that a code replaces, 4 bytes each
@@ -14,9 +14,9 @@ def plan(n: int, n_bits: int) -> dict[str, Any]:
     """Bytes of memory and disk for n codes, and what to use at that size."""
     if n < 1 or n_bits < 1:
         raise UsageError(f"n and bits must be >= 1, got {n:,} and {n_bits}")
-    n_pieces = -(-n_bits // PIECE)
-    codes, tables, floats = n * n_pieces * PIECE // 8, table_bytes(n, n_bits), n * FEATURES * 4
-    farthest = next(radius for radius in range(-1, n_bits + 1) if not is_cheaper(n, n_pieces, radius + 1))
+    n_bytes = -(-n_bits // 8)
+    codes, tables, floats = -(-n // LANES) * LANES * n_bytes, table_bytes(n, n_bits), n * FEATURES * 4
+    farthest = next(radius for radius in range(-1, n_bits + 1) if not is_cheaper(n, n_bytes, radius + 1))
     faster = f"up to radius {farthest}, tables are faster" if farthest >= 0 else "tables are never faster at this size"
     ways = {
         name: {"memory": n_bytes, "disk": n_bytes + n * ITEM_BYTES, "note": note}

@@ -16,7 +16,7 @@ empty     "skip": a query without a relevant item in the database is left out of
 
 The same `empty` applies to precision, recall and look-ups, where "skip-no-hit" acts as "skip".
 
-Each pair of codes is compared once (`counting.count_by_distance`): counts per distance are enough for everything but
+Each pair of codes is compared once (`count_by_distance`): counts per distance are enough for everything but
 the stable order, which is walked without sorting. Memory does not grow with queries times database.
 """
 
@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from hashlens.codes import Codes
+from hashlens.codes.hamming import count_by_distance
 from hashlens.data.labels import Labels, require_comparable
 from hashlens.errors import DataError, MismatchError, UsageError
 
@@ -187,8 +188,6 @@ def evaluate_ranking(
     >>> ranking = evaluate_ranking(query, database, [0, 1], [1, 0, 0], **vars(DEFINITIONS["tie-aware"]))
     >>> ranking.mean_average_precision()
     """
-    from hashlens.codes.hamming import count_by_distance  # numba, slow to import
-
     definition = MapDefinition(ties, divisor, empty)
     query_labels, database_labels = Labels.of(query_labels), Labels.of(database_labels)
     require_comparable(query_labels, database_labels)

@@ -92,7 +92,12 @@ class Searcher:
         return copy.copy(self)
 
     def search(
-        self, query: Any, k: int | None = None, radius: int | None = None, label: str | None = None
+        self,
+        query: Any,
+        k: int | None = None,
+        radius: int | None = None,
+        label: str | None = None,
+        histogram: bool = False,
     ) -> dict[str, Any]:
         """The nearest k images, by default 10; with a radius all within it; with both, the nearest k within it.
 
@@ -101,17 +106,20 @@ class Searcher:
         query : an image (Path, bytes, PIL or uint8 array), an id (int), a code (`Codes`), or text: a code in hex or a
             path.
         label : search only images that have this label.
+        histogram : also count the searched images at each distance, which reads all codes once more.
 
         Returns
         -------
         query, hits in the order of (distance, id), ties at the last distance, histogram (the number of searched images
-        at each distance from 0 to n_bits), timing_ms and facts of the index. Where not all codes are read, since an
-        engine or radius tables find the hits, the histogram and the total of the ties are None.
+        at each distance from 0 to n_bits), timing_ms and facts of the index. The histogram and the total of the ties
+        are None unless they are asked for, and if an engine finds the hits.
         """
         require_numbers(k, radius)
-        return self.now()._search(query, k, radius, label)
+        return self.now()._search(query, k, radius, label, histogram)
 
-    def _search(self, query: Any, k: int | None, radius: int | None, label: str | None) -> dict[str, Any]:
+    def _search(
+        self, query: Any, k: int | None, radius: int | None, label: str | None, histogram: bool = False
+    ) -> dict[str, Any]:
         if not len(self.index):
             raise EmptyIndex("the index has no images; add some with: hashlens index add INDEX CODES")
         asked = self.encode(query)
@@ -119,7 +127,7 @@ class Searcher:
         among = None if label is None else self.index.ids_with(label)
         tables = radius is not None and among is None and not self.engine and self.index.looks_up(radius)
         distances, ids = self._nearest(asked.code, k, radius, among, tables)
-        histogram = None if self.engine or tables else self.index.histogram(asked.code, among=among).tolist()
+        counted = self.index.histogram(asked.code, among=among).tolist() if histogram and not self.engine else None
         found = time.perf_counter()
         items = self.index.lookup(ids)
         hits = [{"id": i, "distance": d, **items[i]} for d, i in zip(distances.tolist(), ids.tolist(), strict=True)]
@@ -128,8 +136,8 @@ class Searcher:
         return {
             "query": {"code": asked.code.packed[0].tobytes().hex(), **asked.facts},
             "hits": hits,
-            "ties": _ties(distances, histogram),
-            "histogram": histogram,
+            "ties": _ties(distances, counted),
+            "histogram": counted,
             "timing_ms": {name: round(1000 * value, 2) for name, value in seconds.items()},
             "index": self.facts(),
         }

@@ -54,6 +54,7 @@ class Asked(BaseModel):
     k: int | None = Field(None, ge=1, description="Number of results; 20 if neither this nor a radius is given.")
     radius: int | None = Field(None, ge=0, le=2**15, description="Maximum Hamming distance.")
     label: str | None = Field(None, max_length=1_000, description="Search only images with this label.")
+    histogram: bool = Field(False, description="Count the images at each distance, which takes longer.")
 
 
 def create_app(
@@ -130,7 +131,7 @@ def _add_search(app: FastAPI, searcher: Searcher, limits: Limits, workers: Worke
         k = asked.k or min(20 if asked.radius is None else limits.max_k, limits.max_k)
         if k > limits.max_k:
             raise HTTPException(422, f"k must be <= {limits.max_k:,}, got {k:,}")
-        found = searcher.search(query_of(upload, asked), k, asked.radius, asked.label)
+        found = searcher.search(query_of(upload, asked), k, asked.radius, asked.label, asked.histogram)
         for hit in found["hits"]:
             hit["thumb"] = f"/v1/items/{hit['id']}/thumb"
         return found
@@ -146,7 +147,9 @@ def _add_search(app: FastAPI, searcher: Searcher, limits: Limits, workers: Worke
         }
 
     @app.post(
-        "/v1/search", summary="The nearest images to an image, an id or a code", **_documented("k", "radius", "label")
+        "/v1/search",
+        summary="The nearest images to an image, an id or a code",
+        **_documented("k", "radius", "label", "histogram"),
     )
     async def search(request: Request) -> JSONResponse:
         return await answer(request, search_now)

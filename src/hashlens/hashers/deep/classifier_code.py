@@ -72,6 +72,8 @@ class ClassifierCode(DeepHasher):
 class ClassifierCodeLoss(Loss):
     """Mean cross-entropy of class scores (n, n_classes) and labels."""
 
+    mixes = True
+
     def compute(self, u: torch.Tensor, labels: torch.Tensor, rows: Any) -> tuple[torch.Tensor, float]:
         return classification_loss(u, labels)
 

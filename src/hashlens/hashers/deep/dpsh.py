@@ -57,9 +57,9 @@ class DPSH(DeepHasher):
         }
         return cls(n_bits, training=training, **asked)
 
-    def _start(self, network: nn.Sequential, inputs: Any, labels: Any, loss: Any) -> None:
+    def _start(self, network: nn.Sequential, inputs: Any, labels: Any, loss: Any, adapt: bool) -> None:
         if self.centre and self.head == "linear":
-            layer = Standardised(outputs_of(network[:-1], inputs, adapt=self.training.adapt > 0), self.n_bits)
+            layer = Standardised(outputs_of(network[:-1], inputs, adapt), self.n_bits)
             layer.scale.fill_(1)  # features of unit variance were worse
             for parameter, drawn in zip(layer.parameters(), network[-1].parameters(), strict=True):
                 parameter.data = drawn.data

@@ -1,5 +1,6 @@
 """DTSH, deep supervised hashing with triplet labels: outputs of a batch in, likelihood of its triplets out."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from hashlens.data.labels import Labels, relevant
 from hashlens.data.triplets import clean_triplets
 from hashlens.errors import UsageError
+from hashlens.features.networks import Network
 from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.deep.class_codes import class_codes, ridge_regression
 from hashlens.hashers.deep.heads import Standardised
@@ -25,6 +27,11 @@ from hashlens.settings import setting
 # error of one image against the SUM over these triplets; against their mean it is lambda / 22,500.
 TRIPLETS_PER_QUERY = 22_500
 DRAWS = 50  # positives, and negatives of each other class
+# triplets inside the batch are enough with this many images per class, on average, in a batch and in all
+PAIRS, MANY = 4, 200
+FEW = 50  # images per class, below which mixtures of images help
+# with class codes: longer and at a higher rate, and the statistics of a pretrained network stay as they are
+RECIPE = {"images": 45_000, "lr": 2e-3, "weight_decay": 0.1, "adapt": 0.0}
 
 
 class Triplets(NamedTuple):
@@ -58,18 +65,18 @@ class DTSH(DeepHasher):
         search=(1.0, 1000.0),
     )
     sampling: str = setting(
-        "in-batch",
+        "auto",
         "in-batch: all triplets inside the batch, gradient through all three; class-codes: every image with the code of"
-        " its class and those of all other classes, for many classes with few images; published: the authors' code,"
-        " drawn from remembered outputs, gradient through the query only",
-        choices=("in-batch", "class-codes", "published"),
+        " its class and those of all other classes; auto: in-batch with few classes, class-codes with many; published:"
+        " the authors' code, drawn from remembered outputs, gradient through the query only",
+        choices=("auto", "in-batch", "class-codes", "published"),
         search=["in-batch", "class-codes"],
     )
     apart: int | None = setting(None, "bits between the codes of any two classes; none: n_bits / 6", low=1)
 
     @property
     def needs_pairs(self) -> bool:  # type: ignore[override]
-        return self.sampling != "class-codes"
+        return self.sampling in ("in-batch", "published")
 
     @classmethod
     def published(cls, n_bits: int = 48, n_train: int = 5_000, **changes: Any) -> Self:
@@ -102,12 +109,27 @@ class DTSH(DeepHasher):
             progress.say(f"note: {note}")
         return Triplets(rows, n)
 
+    def _fit(self, X: Any, labels: Any, **how: Any) -> None:
+        self.sampling_ = self._sampling_for(labels)
+        super()._fit(X, labels, **how)
+
+    def _sampling_for(self, labels: Any) -> str:
+        if isinstance(labels, Triplets):
+            return "given"
+        if self.sampling != "auto":
+            return self.sampling
+        counts = labels.counts()
+        n_classes = (counts > 0).sum()
+        in_batch = self.training.batch_size >= PAIRS * n_classes and counts.sum() >= MANY * n_classes
+        return "in-batch" if in_batch else "class-codes"
+
     def _loss(self, labels: Any) -> Loss:
         if isinstance(labels, Triplets):
             return DTSHTripletLoss(self.n_bits, *labels, self.alpha, self.lambda_, self.random_state)
-        if self.sampling == "class-codes":
+        sampling = self._sampling_for(labels)
+        if sampling == "class-codes":
             return DTSHClassLoss(self.n_bits, np.zeros((labels.n_classes, self.n_bits)), self.alpha, self.lambda_)
-        if self.sampling == "in-batch":
+        if sampling == "in-batch":
             return DTSHLoss(self.n_bits, self.alpha, self.lambda_)
         size = self.training.batch_size
         if len(labels) < 2 * size:
@@ -117,11 +139,31 @@ class DTSH(DeepHasher):
             )
         return DTSHBankLoss(self.n_bits, labels, size, self.alpha, self.lambda_, self.random_state)
 
-    def _start(self, network: nn.Sequential, inputs: Any, labels: Any, loss: Any) -> None:
+    def _recipe(self, labels: Any, pretrained: bool) -> Mapping[str, Any]:
+        if self.sampling_ != "class-codes":
+            return super()._recipe(labels, pretrained)
+        counts = labels.counts()
+        mixup = 0.2 if counts.sum() < FEW * (counts > 0).sum() else 0.0
+        return RECIPE | {"mixup": mixup} | ({} if pretrained else {"lr": 1e-3, "adapt": 1.0})
+
+    def _n_frozen(self, info: Network, n_blocks: int) -> int:
+        """With class codes, all but the last two blocks: there are few images per class."""
+        if self.sampling_ == "class-codes" and info.frozen and self.image_size_ != info.small:
+            return max(info.frozen, n_blocks - 2)
+        return super()._n_frozen(info, n_blocks)
+
+    def _chosen(self) -> dict[str, Any]:
+        return super()._chosen() | {"sampling": self.sampling_}
+
+    def _restore(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        self.sampling_ = config["sampling"]
+        super()._restore(config, arrays)
+
+    def _start(self, network: nn.Sequential, inputs: Any, labels: Any, loss: Any, adapt: bool) -> None:
         """Class codes from the features of the untrained network, and a hash layer that predicts them."""
         if not isinstance(loss, DTSHClassLoss):
             return
-        features = outputs_of(network[:-1], inputs, adapt=self.training.adapt > 0)
+        features = outputs_of(network[:-1], inputs, adapt)
         layer = Standardised(features, self.n_bits)
         standardised = layer.standardise(features).double().numpy()
         apart = self.apart or max(1, round(self.n_bits / 6))
@@ -159,6 +201,7 @@ class DTSHClassLoss(DTSHLoss):
     with several labels has several positives.
     """
 
+    mixes = True
     codes: torch.Tensor
 
     def __init__(self, n_bits: int, codes: Any, alpha: float | None = DTSH.alpha, lambda_: float = DTSH.lambda_):

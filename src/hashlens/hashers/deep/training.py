@@ -8,8 +8,8 @@ score is computed during training and no epoch is chosen afterwards: the model i
 import json
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from hashlens.data.labels import Labels
-from hashlens.errors import DataError, DivergedError, MismatchError, Stopped
+from hashlens.errors import DataError, DivergedError, MismatchError, Stopped, UsageError
 from hashlens.files import quoted, replacing, write_csv
 from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs
 from hashlens.hashers.losses import Loss, label_tensor
@@ -28,22 +28,24 @@ from hashlens.settings import check, setting
 
 COLUMNS = ["epoch", "loss", "active", "quantisation", "dead_bits", "lr", "seconds"]
 TRIES = 3  # after a NaN or infinite loss
+# what settings that are none stand for, unless the method has a recipe of its own
+RECIPE: dict[str, Any] = {"images": 30_000, "lr": 1e-3, "weight_decay": 1e-4, "adapt": 1.0, "mixup": 0.0}
 
 
 @dataclass(frozen=True)
 class Training:
-    """How to train; the defaults are ours, made for a pretrained network on a CPU."""
+    """How to train; the defaults are ours, made for a pretrained network on a CPU. None: what suits the method."""
 
     epochs: int | None = setting(None, "training epochs; none: 4 to 40, by the number of images in total", low=1)
-    images: int = setting(30_000, "images in total over all epochs, where epochs is none", low=1)
+    images: int | None = setting(None, "images in total over all epochs, where epochs is none", low=1)
     batch_size: int = setting(64, "images per step", low=2)
     last_batch: str = setting(
         "spread", "spread a short last batch over the epoch's others, or keep it", choices=("spread", "keep")
     )
     optimizer: str = setting("adamw", "optimizer", choices=("adamw", "sgd", "rmsprop"))
-    lr: float = setting(1e-3, "learning rate of the pretrained blocks", above=0, search=(1e-4, 5e-3))
+    lr: float | None = setting(None, "learning rate of the pretrained blocks", above=0, search=(1e-4, 5e-3))
     head_lr: float = setting(5e-3, "learning rate of the hash layer", above=0, search=(1e-3, 5e-2))
-    weight_decay: float = setting(1e-4, "weight decay", low=0, search=(1e-4, 1.0))
+    weight_decay: float | None = setting(None, "weight decay", low=0, search=(1e-4, 1.0))
     schedule: str = setting("one-cycle", "learning rate schedule", choices=("one-cycle", "step"))
     step_epochs: int = setting(20, "epochs between steps of the step schedule", low=1)
     step_factor: float = setting(2 / 3, "factor of each step of the step schedule", above=0)
@@ -51,23 +53,38 @@ class Training:
     mirror: bool = setting(False, "average each image with its mirror image: 2x slower, more accurate")
     windows: int = setting(0, "extra random crops per training image, for frozen blocks: slower, more accurate", low=0)
     shift: int = setting(0, "largest random shift in pixels; only where no block is frozen", low=0)
-    adapt: float = setting(
-        1.0,
+    adapt: float | None = setting(
+        None,
         "share of training in which batch norms use the statistics of the batch; afterwards those are frozen",
         low=0,
         high=1,
     )
+    mixup: float | None = setting(
+        None, "train on mixtures of two images and their labels, in shares drawn from Beta(mixup, mixup)", low=0
+    )
     precision: str = setting(
-        "float32", "arithmetic of training; codes are always computed in float32", choices=("float32", "bfloat16")
+        "auto",
+        "arithmetic of training; auto: bfloat16 where it is fast; codes are always computed in float32",
+        choices=("auto", "float32", "bfloat16"),
     )
     device: str = setting("auto", "device to train on", choices=("auto", "cpu", "cuda"))
 
     def __post_init__(self) -> None:
         check(self)
 
+    def completed(self, recipe: Mapping[str, Any], device: str) -> Any:
+        """The same with the values of `recipe` for settings that are none, and the precision that suits the machine.
+
+        No type says that none of them is None any more, hence Any.
+        """
+        chosen = {name: value for name, value in recipe.items() if getattr(self, name) is None}
+        if self.precision == "auto":
+            chosen["precision"] = "bfloat16" if device == "cpu" and fast_bfloat16() else "float32"
+        return replace(self, **chosen)
+
     def n_epochs(self, n: int) -> int:
         """The fewer images, the more epochs, within limits."""
-        return self.epochs or min(40, max(4, round(self.images / n)))
+        return self.epochs or min(40, max(4, round((self.images or RECIPE["images"]) / n)))
 
     def rate(self, done: float, epoch: int) -> float:
         """Factor on the learning rates: `done` is the fraction of all steps taken, `epoch` counts from 0."""
@@ -82,7 +99,7 @@ class Training:
 def released(lr: float, **how: Any) -> Training:
     """Training as in the authors' MatConvNet code of DTSH and DPSH, which has one learning rate for all layers."""
     common: dict[str, Any] = {"batch_size": 128, "last_batch": "keep", "optimizer": "sgd", "schedule": "step"}
-    return Training(lr=lr, head_lr=lr, flip=False, **common | how)
+    return Training(lr=lr, head_lr=lr, flip=False, precision="float32", **common | how)
 
 
 @dataclass
@@ -120,31 +137,44 @@ def train(
     hash layer.
     """
     progress = progress or Progress(quiet=True)
+    how = training.completed(RECIPE, device)
+    if how.mixup and not loss.mixes:
+        raise UsageError(
+            f"{type(loss).__name__} compares images with each other, so mixtures of two mean nothing to it; omit mixup"
+        )
     n = len(inputs)
-    epochs = training.n_epochs(n)
-    state = _State(network, loss, training, checkpoint, identity or {})
+    epochs = how.n_epochs(n)
+    state = _State(network, loss, how, checkpoint, identity or {})
     if checkpoint is not None and checkpoint.exists():
         state.load()
     safe = state.snapshot()
-    values = None if labels is None else label_tensor(labels)
+    values: Any = None if labels is None else label_tensor(labels)
+    dealt = None if loss.mixes else labels  # where images are compared with each other, a batch needs pairs of a class
     while (at := state.at).epoch < epochs:
         network.train()
-        batches = _batches(n, labels, training, np.random.default_rng([seed, at.epoch]))
+        batches = _batches(n, dealt, how, np.random.default_rng([seed, at.epoch]))
         started = time.monotonic() - at.seconds
         if at.step == 0:
             loss.begin_epoch(at.epoch, epochs)
         for step in range(at.step, len(batches)):
             rows = batches[step]
             done = (at.epoch * len(batches) + step) / (epochs * len(batches))
-            rate = at.slower * training.rate(done, at.epoch)
+            rate = at.slower * how.rate(done, at.epoch)
             for group in state.optimizer.param_groups:
                 group["lr"] = rate * group["full_lr"]
-            if done >= training.adapt:
+            if done >= how.adapt:
                 freeze_statistics(network)
-            x = inputs.batch(rows, np.random.default_rng([seed, at.epoch, step])).to(device)
-            with torch.autocast(device, torch.bfloat16, enabled=training.precision == "bfloat16"):
+            rng = np.random.default_rng([seed, at.epoch, step])
+            x = inputs.batch(rows, rng).to(device)
+            share, others = 1.0, rows
+            if how.mixup:
+                share, others = float(rng.beta(how.mixup, how.mixup)), rng.permutation(len(rows))
+                x, others = mixed(x, x[others], share), rows[others]
+            with torch.autocast(device, torch.bfloat16, enabled=how.precision == "bfloat16"):
                 u = network(x).float()
-            value = loss(u, None if values is None else values[rows], rows)
+            value = share * loss(u, None if values is None else values[rows], rows)
+            if share < 1:
+                value = value + (1 - share) * loss(u, values[others], others)
             if not torch.isfinite(value):
                 break
             state.optimizer.zero_grad(set_to_none=True)
@@ -159,7 +189,7 @@ def train(
         if at.step < len(batches) or not all(torch.isfinite(p).all() for p in learned):
             progress.say(state.roll_back(safe))
             continue
-        at.history.append(_row(at, rate * training.lr, time.monotonic() - started))
+        at.history.append(_row(at, rate * how.lr, time.monotonic() - started))
         at.epoch, at.step, at.sums, at.ones, at.seconds = at.epoch + 1, 0, {}, [], 0.0
         safe = state.snapshot()
         if checkpoint is not None:
@@ -171,6 +201,17 @@ def train(
             state.stop()
     network.eval()
     return state.at.history
+
+
+def mixed(x: torch.Tensor, other: torch.Tensor, share: float) -> torch.Tensor:
+    """`share` of each image of x and the rest of another image; pixels stay whole numbers."""
+    mixture = share * x + (1 - share) * other
+    return mixture if x.is_floating_point() else mixture.round().to(x.dtype)
+
+
+def fast_bfloat16() -> bool:
+    """Whether the CPU multiplies matrices of bfloat16 faster than those of float32."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def freeze_statistics(network: nn.Module) -> None:
@@ -186,7 +227,7 @@ class _State:
     """Everything that the next step depends on, and the checkpoint that it is saved to."""
 
     def __init__(
-        self, network: nn.Module, loss: Loss, training: Training, checkpoint: Path | None, identity: dict[str, Any]
+        self, network: nn.Module, loss: Loss, training: Any, checkpoint: Path | None, identity: dict[str, Any]
     ):
         self.network, self.loss, self.training = network, loss, training
         self.checkpoint, self.identity = checkpoint, identity
@@ -269,7 +310,7 @@ class _State:
         )
 
 
-def _optimizer(network: nn.Module, loss: Loss, training: Training) -> torch.optim.Optimizer:
+def _optimizer(network: nn.Module, loss: Loss, training: Any) -> torch.optim.Optimizer:
     head = list(list(network.children())[-1].parameters())
     blocks = [p for p in network.parameters() if all(p is not q for q in head)]
     head += loss.parameters()  # a classifier or bit weights, which are not part of the network

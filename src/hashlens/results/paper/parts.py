@@ -212,7 +212,9 @@ class Plan:
         """Those that one of the methods has: a part of methods on features alone has none."""
         if not any(variant.hasher_class.takes == "images" for variant in part.variants):
             return {}
-        return {**(self.settings or {}), **({"epochs": self.scale.epochs} if self.scale.epochs else {})}
+        dtsh = any(variant.hasher_class.name == "dtsh" for variant in part.variants)
+        paper = {"sampling": "in-batch"} if dtsh else {}  # the paper's triplets, whatever the number of classes
+        return {**paper, **(self.settings or {}), **({"epochs": self.scale.epochs} if self.scale.epochs else {})}
 
 
 def _methods(takes: str, protocol: str = "") -> list[str]:

@@ -90,6 +90,7 @@ async function search(options, after) {
     after?.(found);
     clearTimeout(slow);
     show(found, performance.now() - start);
+    void count(found, own.signal);
   } catch (error) {
     if (error.name === "AbortError") return;
     clearTimeout(slow);
@@ -102,6 +103,19 @@ async function search(options, after) {
       $("results").setAttribute("aria-busy", "false");
     }
   }
+}
+
+/** Count the images at each distance, which takes longer than to find the nearest, when these are shown. */
+async function count(found, signal) {
+  const { label } = readState();
+  const body = JSON.stringify({ code: found.query.code, k: 1, histogram: true, ...(label && { label }) });
+  const options = { method: "POST", signal, body, headers: { "Content-Type": "application/json" } };
+  const counted = await ask("v1/search", options).catch(() => ({ histogram: null })); // the results are there without it
+  if (answer !== found) return;
+  found.histogram = counted.histogram;
+  if (!found.hits.length) $("status").textContent = nothing(found);
+  showTies(found);
+  showDistances(found);
 }
 
 /** Do what the address says. */
@@ -180,7 +194,6 @@ function show(found, milliseconds) {
     ? `${found.note ?? ""}${plural(hits.length, "result", "results")} ${time}${known ? `, ${same} ${query.labels.length > 1 ? "that share a label" : "with the same label"}` : ""}`
     : nothing(found);
   showTies(found);
-  showDistances(found);
   $("share").hidden = false;
   document.title = `${title(query)} · hashlens`;
 }

@@ -1,0 +1,255 @@
+"""The whole table of exact search, against faiss's flat index, and against its approximate ones with their recall.
+
+    python -m benchmarks.search_table [--bits 48,64] [--n 1e5,1e6] [--queries 1,16] [--codes dtsh] [--approximate]
+
+One thread, CPU time of the process, hashlens and faiss in turns, the best of several runs. What was measured is in
+benchmarks/results/speed/search-table.json and is not measured again; delete a row there to repeat it. docs/speed.md
+shows all of it.
+
+Codes: "random" are random bits. "itq" and "dtsh" come from scikit-learn's digits: the outputs of a hasher trained on
+1,500 of them, of which rows are drawn with replacement, plus normal noise of NOISE times the standard deviation of each
+bit, since there are only 1,797 images; the queries are drawn in the same way from the 297 others. The features are all
+products of two pixels, since 256 bits of ITQ need as many dimensions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["HASHLENS_THREADS"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+from numba import njit
+
+from hashlens.codes import Codes
+from hashlens.files import write_json
+from hashlens.index.memory import HammingIndex
+from hashlens.kernels import kernels
+from hashlens.machine import machine
+
+FILE = Path(__file__).parent / "results" / "speed" / "search-table.json"
+BITS = (16, 32, 48, 64, 128, 256)
+SIZES = (100_000, 1_000_000)
+QUERIES = (1, 16, 1_000)
+KS = (1, 10, 100, 1_000)
+KINDS = ("random", "itq", "dtsh")
+NOISE = 0.5
+SECONDS = 0.05  # that each way is repeated for, at least twice
+LEAST = 2e7  # pairs of codes that are compared in one timing: clocks are coarse
+PADDED = (4, 8, 16, 32)  # bytes of a code for which faiss has a fast loop
+APPROXIMATE = {"n": 100_000, "queries": 1_000, "k": 10}
+
+
+def outputs(kind: str, n_bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Relaxed outputs of a hasher for digits: those that it learned from, and the others."""
+    from sklearn.datasets import load_digits
+    from sklearn.preprocessing import PolynomialFeatures
+
+    from hashlens import DTSH, Training, make_hasher
+
+    pixels, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(pixels))
+    features = PolynomialFeatures(2, include_bias=False).fit_transform(pixels[order] / 16).astype(np.float32)
+    hasher = make_hasher("itq", n_bits=n_bits) if kind == "itq" else DTSH(n_bits, training=Training(epochs=30))
+    hasher.fit(features[:1_500], labels[order][:1_500])
+    projected = hasher.project(features)
+    return projected[:1_500], projected[1_500:]
+
+
+def make_codes(kind: str, n_bits: int, n: int) -> tuple[Codes, Codes]:
+    """n codes to search and the queries."""
+    rng = np.random.default_rng(1)
+    if kind == "random":
+        return tuple(Codes(rng.integers(0, 256, (m, n_bits // 8), np.uint8), n_bits) for m in (n, max(QUERIES)))
+    learned, others = outputs(kind, n_bits)
+    scale = NOISE * learned.std(axis=0)
+
+    def drawn(rows: np.ndarray, m: int) -> Codes:
+        packed = np.empty((m, n_bits // 8), np.uint8)
+        for start in range(0, m, 100_000):
+            size = min(100_000, m - start)
+            noisy = rows[rng.integers(0, len(rows), size)] + scale * rng.standard_normal((size, n_bits), np.float32)
+            packed[start : start + size] = np.packbits(noisy > 0, axis=1)
+        return Codes(packed, n_bits)
+
+    return drawn(learned, n), drawn(others, max(QUERIES))
+
+
+def padded(codes: Codes) -> np.ndarray:
+    n_bytes = next(size for size in PADDED if size >= codes.packed.shape[1])
+    return np.pad(codes.packed, ((0, 0), (0, n_bytes - codes.packed.shape[1])))
+
+
+def in_turns(works: dict[str, Callable[[], object]], size: float) -> dict[str, float]:
+    """The least CPU time of each, in seconds. `size` is how many pairs of codes are compared by one of them.
+
+    What ran before leaves its own data in the caches, so short ones run once before they are timed, and then often.
+    """
+    best, spent, rounds = dict.fromkeys(works, float("inf")), 0.0, 0
+    times = max(1, round(LEAST / size))
+    while rounds < 2 or (spent < SECONDS * len(works) and rounds < 200):
+        for name, work in works.items():
+            if size <= 10 * LEAST:
+                work()
+            start = time.process_time()
+            for _ in range(times):
+                work()
+            taken = time.process_time() - start
+            best[name] = min(best[name], taken / times)
+            spent += taken
+        rounds += 1
+    return best
+
+
+@njit(nogil=True)
+def _read(words: np.ndarray) -> int:
+    n = len(words) // 4
+    a, b, c, d = words[:n], words[n : 2 * n], words[2 * n : 3 * n], words[3 * n : 4 * n]
+    total = np.uint64(0)
+    for i in range(n):
+        total += a[i] ^ b[i] ^ c[i] ^ d[i]
+    return total
+
+
+def measure(kind: str, n_bits: int, n: int, numbers: list[int], done: dict[str, Any], save: Callable[[], None]) -> None:
+    """All cells of one set of codes that are not there yet."""
+    import faiss
+
+    faiss.omp_set_num_threads(1)
+    wanted = [(q, k) for q in numbers for k in KS if name_of(kind, n_bits, n, q, k) not in done]
+    if not wanted:
+        return
+    codes, queries = make_codes(kind, n_bits, n)
+    index, scan = HammingIndex(n_bits), HammingIndex(n_bits)
+    index.add(codes)
+    scan.add(codes)
+    (part,) = index.parts
+    scan.parts[0].tried = True  # no tree is built for it, however many queries it gets
+    start = time.process_time()
+    index.build_trees()
+    build = time.process_time() - start
+    flat = faiss.IndexBinaryFlat(8 * padded(codes[:1]).shape[1])
+    flat.add(padded(codes))
+    words = part.blocks.reshape(-1).view(np.uint64)
+    for q, k in wanted:
+        asked, theirs = queries[:q], padded(queries[:q])
+        plain, found = scan.search(asked, k), index.search(asked, k)
+        by_faiss = flat.search(theirs, k)
+        assert np.array_equal(plain[0], by_faiss[0]), "distances differ from faiss's"
+        assert all(np.array_equal(a, b) for a, b in zip(plain, found, strict=True)), "the tree differs from the scan"
+
+        def by_heap(use: bool, asked: np.ndarray = theirs, k: int = k) -> None:
+            flat.use_heap = use
+            flat.search(asked, k)
+
+        ways: dict[str, Callable[[], object]] = {
+            "ours": lambda asked=asked, k=k: index.search(asked, k),
+            "scan": lambda asked=asked, k=k: scan.search(asked, k),
+            "heap": lambda: by_heap(True),
+            "counts": lambda: by_heap(False),
+        }
+        if q == 1:
+            ways["read"] = lambda: _read(words)
+        best = in_turns(ways, n * q)
+        done[name_of(kind, n_bits, n, q, k)] = {
+            "ours": best["ours"] / q,  # seconds per query
+            "scan": best["scan"] / q,  # without a tree
+            "faiss": min(best["heap"], best["counts"]) / q,
+            "read": best.get("read"),  # all codes once, and nothing else
+            "distinct": part.tree.n_distinct / n if part.tree else None,
+            "build": build,
+        }
+        save()
+        cell = done[name_of(kind, n_bits, n, q, k)]
+        print(
+            f"{name_of(kind, n_bits, n, q, k):36} {cell['ours'] * 1e6:9.1f} µs per query,"
+            f" {cell['faiss'] / cell['ours']:6.1f} x faiss, {cell['scan'] / cell['ours']:6.2f} x our scan",
+            flush=True,
+        )
+
+
+def measure_approximate(kind: str, n_bits: int, done: dict[str, Any], save: Callable[[], None]) -> None:
+    """faiss's approximate indexes, beside our exact one: time, and how many of the nearest k they find."""
+    import faiss
+
+    n, q, k = APPROXIMATE["n"], APPROXIMATE["queries"], APPROXIMATE["k"]
+    name = name_of(kind, n_bits, n, q, k)
+    if name in done or n_bits < 32:
+        return
+    codes, queries = make_codes(kind, n_bits, n)
+    index = HammingIndex(n_bits)
+    index.add(codes)
+    index.build_trees()
+    exact, _ = index.search(queries, k)
+    theirs, width = padded(queries), 8 * padded(queries[:1]).shape[1]
+    lists = faiss.IndexBinaryIVF(faiss.IndexBinaryFlat(width), width, 316)
+    lists.own_fields = False
+    lists.train(padded(codes[:20_000]))
+    lists.nprobe = 8
+    rivals = {
+        "IVF, 316 lists, 8 read": lists,
+        "HNSW, 16 links, 64 visited": faiss.IndexBinaryHNSW(width, 16),
+        "MultiHash, 16-bit pieces, 1 flip": faiss.IndexBinaryMultiHash(width, n_bits // 16, 16),
+    }
+    rivals["HNSW, 16 links, 64 visited"].hnsw.efSearch = 64
+    rivals["MultiHash, 16-bit pieces, 1 flip"].nflip = 1
+    row: dict[str, Any] = {}
+    ways: dict[str, Callable[[], object]] = {"ours": lambda: index.search(queries, k)}
+    for title, rival in rivals.items():
+        start = time.process_time()
+        rival.add(padded(codes))
+        build = time.process_time() - start
+        found = rival.search(theirs, k)[0]
+        recall = float(((found >= 0) & (found <= exact[:, -1:])).sum() / exact.size)  # ties at the last distance count
+        row[title] = {"recall": recall, "build": build}
+        ways[title] = lambda rival=rival: rival.search(theirs, k)
+    best = in_turns(ways, n * q)
+    for title in rivals:
+        row[title]["seconds"] = best[title] / q
+    done[name] = {"ours": best["ours"] / q, "rivals": row}
+    save()
+    print(
+        name,
+        {
+            title: f"{cell['recall']:.2f}, {cell['seconds'] / done[name]['ours']:.1f} x ours"
+            for title, cell in row.items()
+        },
+    )
+
+
+def name_of(kind: str, n_bits: int, n: int, q: int, k: int) -> str:
+    return f"{kind} bits={n_bits} n={n} queries={q} k={k}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bits", default=",".join(map(str, BITS)))
+    parser.add_argument("--n", default=",".join(map(str, SIZES)))
+    parser.add_argument("--queries", default=",".join(map(str, QUERIES)))
+    parser.add_argument("--codes", default=",".join(KINDS))
+    parser.add_argument("--approximate", action="store_true", help="measure faiss's approximate indexes")
+    given = parser.parse_args()
+    found = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"exact": {}, "approximate": {}}
+    found["machine"] = machine() | {"kernels": kernels().name}
+
+    def save() -> None:
+        write_json(FILE, found)
+
+    for n_bits in map(int, given.bits.split(",")):
+        for kind in given.codes.split(","):
+            if given.approximate:
+                measure_approximate(kind, n_bits, found["approximate"], save)
+                continue
+            for n in (int(float(size)) for size in given.n.split(",")):
+                measure(kind, n_bits, n, [int(q) for q in given.queries.split(",")], found["exact"], save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The settings tried for each method, scored on rows cut from training rows; queries are never opened.
+
+    hashlens features photos/ --out photos.npy
+    python -m benchmarks.trials photos.npy [MORE.npy ...] [--methods ksh,sdh]
+    python -m benchmarks.trials photos/ cifar10 --methods dtsh
+
+Of the training rows of each data set's split, a fifth are searched for among the rest, which are learned from: MAP with
+48 bits and seed 0. For networks a second number is the MAP of that fifth among itself, none of which was learned from.
+Finished trials are kept in benchmarks/results/tuning/trials.json; rerunning adds what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hashlens.data import Source, make_protocol, open_source
+from hashlens.data.folds import TrainingRows
+from hashlens.features.extractor import is_features
+from hashlens.files import write_text
+from hashlens.hashers.methods import hasher_class
+from hashlens.results.metrics import evaluate_codes
+from hashlens.settings import apply
+
+OUT = Path(__file__).parent / "results" / "tuning" / "trials.json"
+BITS = 48
+
+
+def grid(**values: list[Any]) -> list[dict[str, Any]]:
+    return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
+
+
+TRIALS = {
+    "dtsh": [
+        *grid(sampling=["in-batch", "class-codes"]),
+        *grid(sampling=["class-codes"], mixup=[0.0, 0.5]),
+        *grid(sampling=["class-codes"], adapt=[0.3]),
+        *grid(sampling=["class-codes"], image_size=[136]),
+        *grid(sampling=["class-codes"], frozen_blocks=[14], lr=[1e-3]),
+    ],
+    "ksh": [
+        *grid(n_anchors=[1000], width=[1.0], ridge=[1e-6]),
+        *grid(n_anchors=[3000], width=[1.0, 1 / 3, 1 / 6], ridge=[1e-6, 1e-4]),
+        *grid(n_anchors=[3000], width=[1 / 3], ridge=[1e-3, 1e-2]),
+    ],
+    "sdh": [*grid(n_anchors=[1000], width=[1 / 3]), *grid(n_anchors=[3000], width=[1 / 3, 1 / 6, 1 / 12])],
+    "ccaitq": grid(rho=[1e-4, 0.03, 0.1, 0.3]),
+    "lfh": [
+        *grid(n_columns=[BITS], balance=[False], beta=[30.0], lambda_=[100.0]),
+        *grid(balance=[True], beta=[3.0], lambda_=[100.0, 300.0, 1000.0]),
+    ],
+    "dpsh": [
+        *grid(memory_from=[0.5], balance=[False], centre=[False]),
+        *grid(memory_from=[0.0], balance=[True], centre=[True]),
+    ],
+    "rsh": grid(lambda_=[1.0, 100.0]),
+    "agh": grid(n_anchors=[300, 800]),
+    "dgh": grid(n_anchors=[300, 800]),
+    "mlh": grid(n_epochs=[10, 30]),
+    "dh-supervised": [
+        *grid(lambda1=[0.05], lambda2=[5e-7], epochs=[60]),
+        *grid(lambda1=[1.0], lambda2=[1.0, 100.0], epochs=[60]),
+    ],
+    "splh": grid(restart=[None, 0.2, 0.4]),
+    "fasth": grid(n_trees=[200, 500]),
+    "cghash": [*grid(C=[30.0], n_triplets=[10]), *grid(C=[100.0], n_triplets=[30])],
+}
+
+
+def cut(source: Source) -> tuple[TrainingRows, np.ndarray, np.ndarray]:
+    """The training rows of the source's split; of these, rows to learn from and to search, and rows to search for."""
+    rows = TrainingRows.of(source, make_protocol(source))
+    order = np.random.default_rng(0).permutation(len(rows.labels))
+    n = len(order) // 5
+    return rows, order[n:], order[:n]
+
+
+def score(source: Source, method: str, settings: dict[str, Any]) -> float | list[float]:
+    rows, learned, searched_for = cut(source)
+    hasher: Any = apply(hasher_class(method)(BITS), settings)
+    parts = [rows.images[which] for which in (learned, searched_for)]
+    hasher.fit(parts[0], rows.labels[learned])
+    database, query = (hasher.encode(part, shared=True) for part in parts)
+    labels = rows.labels[searched_for], rows.labels[learned]
+    found = evaluate_codes(query, database, *labels, learned=np.ones(len(learned), bool))
+    scores = [round(found["map"], 4), round(found["map_unlearned"], 4)]
+    return scores[0] if is_features(rows.images) else scores
+
+
+def words(settings: dict[str, Any]) -> str:
+    short = {key: round(value, 7) if isinstance(value, float) else value for key, value in settings.items()}
+    return " ".join(f"{key}={value}" for key, value in short.items()) or "defaults"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(usage="python -m benchmarks.trials SOURCE ... [--methods ksh,sdh]")
+    parser.add_argument("sources", nargs="+", help="images with labels, or features that hashlens features wrote")
+    parser.add_argument("--methods", type=lambda text: text.split(","), default=list(TRIALS))
+    asked = parser.parse_args()
+    found = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else {}
+    for name, method in product(asked.sources, asked.methods):
+        source = open_source(name)
+        for settings in TRIALS[method]:
+            maps = found.setdefault(method, {}).setdefault(words(settings), {})
+            if source.name not in maps:
+                clock = time.process_time()
+                maps[source.name] = score(source, method, settings)
+                spent = f"{time.process_time() - clock:.0f} s of one core"
+                print(f"{source.name} {method} {words(settings)}: {maps[source.name]} {spent}", flush=True)
+                write_text(OUT, json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""A tree over distinct codes: codes in, arrays out with which the nearest are found without reading all codes.
+
+Trained codes repeat, and those that differ lie in few clusters. Equal codes are kept once, with the places where they
+occur. The distinct ones are ordered so that codes which share many bits stand side by side: all are split by the bit
+that halves them best, then each half, until 64 are left. For each block of 64 codes, and for each 64 blocks, the bits
+that all of them share are known, and how many of these differ from a query is a lower bound of all their distances:
+blocks beyond the k-th nearest so far are not read. The answers are those of the scan, ties and ids included.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+
+import numpy as np
+
+from hashlens.kernels import LANES, Rows, View, kernels, to_blocks
+from hashlens.kernels.compiled import arrange, grouped, levels
+from hashlens.machine import blocks
+
+FEWEST = 20_000  # codes; fewer are read sooner than a tree is worth
+MOST = 2**32 - 1  # codes; places are 32 bits
+SAMPLE = 16  # codes that are searched for to see whether a tree is faster
+STEPS = (1, 10, 100, 1_000)  # results for which that is tried
+MANY = 16  # queries at once, for which a scan reads codes while they are in the cache
+ROUNDS = 7
+FASTER = 0.7  # of the time of a scan, so that noise does not choose what is slower
+
+
+class Tree:
+    """What `climb` in core.c reads."""
+
+    def __init__(self, arrays: list[np.ndarray], n_distinct: int):
+        self.arrays = arrays  # blocks, values, masks, top values, top masks, starts, places
+        self.n_distinct = n_distinct
+        # where it is faster than a scan: (step, whether for many queries) and the blocks per query up to which it is
+        self.most: dict[tuple[int, bool], float] = {}
+        self.radius = -1  # up to which it finds everything sooner than a scan
+
+    @classmethod
+    def build(cls, rows: Rows) -> Tree:
+        n, n_bytes = len(rows), rows.blocks.shape[1]
+        packed = np.zeros((n, -(-n_bytes // 8) * 8), np.uint8)
+        packed[:, :n_bytes] = rows.blocks.transpose(0, 2, 1).reshape(-1, n_bytes)[:n]
+        groups, firsts = grouped(packed.view(np.uint64))
+        words = packed.view(np.uint64)[firsts]
+        del packed
+        order = arrange(words)
+        distinct = words.view(np.uint8)[:, :n_bytes]
+
+        place_of = np.empty(len(order), np.uint32)  # of each group in the tree
+        place_of[order] = np.arange(len(order), dtype=np.uint32)
+        owner = place_of[groups]
+        starts = np.zeros(len(order) + 1, np.uint32)
+        np.cumsum(np.bincount(owner, minlength=len(order)), out=starts[1:])
+        places = np.argsort(owner, kind="stable").astype(np.uint32)
+
+        last = np.repeat(distinct[-1:], -len(distinct) % LANES, axis=0)  # fills the last block without changing it
+        of_block = np.concatenate([distinct, last]).reshape(-1, LANES, n_bytes)
+        low, high = np.bitwise_and.reduce(of_block, axis=1), np.bitwise_or.reduce(of_block, axis=1)
+        inner = [to_blocks(low), to_blocks(~(low ^ high))]
+        edges = np.arange(0, len(low), LANES)
+        low, high = np.bitwise_and.reduceat(low, edges), np.bitwise_or.reduceat(high, edges)
+        return cls(
+            [to_blocks(distinct), *inner, to_blocks(low), to_blocks(~(low ^ high)), starts, places], len(distinct)
+        )
+
+    def weights(self, alive: np.ndarray) -> np.ndarray:
+        """How often each distinct code occurs, without what was removed."""
+        starts, places = self.arrays[-2:]
+        return np.add.reduceat(alive[places], starts[:-1], dtype=np.uint32)
+
+    def try_out(self, rows: Rows, n_bits: int) -> bool:
+        """Find out where it is faster than a scan, by some of the codes; returns whether it is anywhere."""
+        places = np.unique(np.linspace(0, len(rows) - 1, SAMPLE).astype(np.int64))
+        queries = rows.codes(places)
+        ways = View([rows], trees=False), View([rows])
+        for step, k in enumerate(STEPS):
+            shape = len(queries), k + 1  # each finds itself too
+            distances, ids = np.empty(shape, np.int32), np.empty(shape, np.int64)
+
+            def ask(
+                view: View, size: int, distances: np.ndarray = distances, ids: np.ndarray = ids
+            ) -> tuple[float, int]:
+                start, n_read = time.thread_time(), 0
+                for some in blocks(len(queries), size):
+                    n_read += kernels().nearest(view, queries[some], n_bits, distances[some], ids[some])
+                return time.thread_time() - start, n_read
+
+            for many in (False, True):
+                size = len(queries) if many else 1
+                taken = [[ask(view, size) for view in ways] for _ in range(ROUNDS)]  # in turns, against drift
+                (of_scan, _), (of_tree, n_read) = np.min(taken, axis=0)
+                if of_tree < FASTER * of_scan:
+                    self.most[step, many] = n_read / len(queries) * FASTER * of_scan / of_tree
+            if (step, False) in self.most:
+                self.radius = int(distances[:, -1].mean())
+        return bool(self.most)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+
+def step_of(k: int) -> int:
+    """The step that says whether a tree is faster for k results; the last one, for which none is, beyond all."""
+    return bisect_left(STEPS, k)
+
+
+def can_build(rows: Rows) -> bool:
+    """Whether a tree can help: there are enough codes, and the kernels are compiled."""
+    return FEWEST <= len(rows) <= MOST and bool(levels()) and kernels().name != "numpy"

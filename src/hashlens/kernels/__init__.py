@@ -1,0 +1,105 @@
+"""Kernels: codes in blocks in, the nearest, those within a radius and counts by distance out.
+
+core.c is compiled when hashlens is installed and picks the instructions of the processor at run time (compiled.py).
+Where there was no compiler, numpy does the same, more slowly (in_numpy.py); the tests hold both against each other.
+HASHLENS_KERNELS=numpy, plain, avx2, avx512 or neon forces one of them.
+
+A block holds 64 codes, byte by byte: (n_blocks, n_bytes, 64) uint8, so that a vector instruction serves all of them.
+The last block is filled with zeros.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hashlens.errors import UsageError
+
+if TYPE_CHECKING:
+    from hashlens.index.tree import Tree
+    from hashlens.kernels.compiled import Compiled
+    from hashlens.kernels.in_numpy import Numpy
+
+LANES = 64  # codes of a block
+VARIABLE = "HASHLENS_KERNELS"
+
+
+class Rows:
+    """Codes as the kernels read them: blocks, which of them were not removed, and their ids."""
+
+    def __init__(self, blocks: np.ndarray, n: int, ids: np.ndarray | int):
+        self.blocks = np.ascontiguousarray(blocks)  # a memory map stays one
+        self.n = n
+        self._ids = ids  # ascending, or the first of consecutive ones
+        self.alive: np.ndarray | None = None  # (n,) bool; None: all
+        self.tree: Tree | None = None
+
+    def __len__(self) -> int:
+        return self.n
+
+    def ids(self, places: np.ndarray) -> np.ndarray:
+        return places + self._ids if isinstance(self._ids, int) else self._ids[places]
+
+    def codes(self, places: np.ndarray) -> np.ndarray:
+        """(len(places), n_bytes) uint8, packed."""
+        return np.ascontiguousarray(self.blocks[places // LANES, :, places % LANES])
+
+
+class View:
+    """Some rows, whose ids ascend from one to the next, and what the compiled kernels are told about them, kept."""
+
+    def __init__(self, rows: list[Any], trees: bool | tuple[bool, ...] = True):
+        self.rows = rows
+        self.trees = trees if isinstance(trees, tuple) else (trees,) * len(rows)  # whether that of each is used
+        self.n_asked = self.n_read = 0  # queries, and blocks that trees have read for them
+
+    @cached_property
+    def structs(self) -> Any:
+        from hashlens.kernels.compiled import Structs
+
+        return Structs(self.rows, self.trees)
+
+    @cached_property
+    def n_bytes(self) -> int:
+        """Bytes of codes that are read for a query, other than by trees."""
+        return sum(
+            rows.blocks.nbytes for rows, tree in zip(self.rows, self.trees, strict=True) if not (tree and rows.tree)
+        )
+
+
+def to_blocks(packed: np.ndarray) -> np.ndarray:
+    """(n, n_bytes) uint8 as blocks."""
+    n, n_bytes = packed.shape
+    blocks = np.zeros((-(-n // LANES), n_bytes, LANES), np.uint8)
+    whole = n // LANES
+    blocks[:whole] = packed[: whole * LANES].reshape(whole, LANES, n_bytes).transpose(0, 2, 1)
+    if whole < len(blocks):
+        blocks[whole, :, : n - whole * LANES] = packed[whole * LANES :].T
+    return blocks
+
+
+def kernels() -> Compiled | Numpy:
+    """The fastest that this machine runs, or the one that HASHLENS_KERNELS names."""
+    return _load(os.environ.get(VARIABLE))
+
+
+def available() -> list[str]:
+    """The names that HASHLENS_KERNELS takes here, the fastest last."""
+    from hashlens.kernels.compiled import levels
+
+    return ["numpy", *levels()]
+
+
+@cache
+def _load(wanted: str | None) -> Compiled | Numpy:
+    from hashlens.kernels.compiled import Compiled
+    from hashlens.kernels.in_numpy import Numpy
+
+    names = available()
+    name = names[-1] if wanted is None else wanted
+    if name not in names:
+        raise UsageError(f"{VARIABLE} must be one of {', '.join(names)} on this machine, got {name!r}")
+    return Numpy() if name == "numpy" else Compiled(name)
