@@ -27,8 +27,8 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from hashlens.codes import Codes
-from hashlens.codes.folder import MANIFEST, CodesFolder
+from hashlens.codes import MANIFEST, Codes
+from hashlens.codes.folder import CodesFolder
 from hashlens.hashers.methods import make_hasher
 from hashlens.index.folder import IndexFolder
 

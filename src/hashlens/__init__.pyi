@@ -3,6 +3,7 @@
 from hashlens import losses as losses
 from hashlens.codes import Codes as Codes
 from hashlens.codes.encoder import Encoder as Encoder
+from hashlens.codes.encoder import general as general
 from hashlens.data import Source as Source
 from hashlens.data import make_protocol as make_protocol
 from hashlens.data import open_source as open_source
@@ -54,6 +55,7 @@ from hashlens.results.metrics import evaluate_codes as evaluate_codes
 from hashlens.results.tune import Tuning as Tuning
 from hashlens.results.tune import tune as tune
 from hashlens.search import open_searcher as open_searcher
+from hashlens.search import search_folder as search_folder
 from hashlens.settings import setting as setting
 
 __version__: str

@@ -21,6 +21,10 @@ class UsageError(HashlensError, ValueError):  # a ValueError too, as Python and 
     exit_code = 2
 
 
+class Busy(UsageError):
+    """Another process is writing there."""
+
+
 class DataError(HashlensError, ValueError):
     exit_code = 3
 
@@ -53,10 +57,10 @@ EXTRAS = {  # and the modules that they install
     "train": ("torch", "onnx"),
     "methods": ("sklearn", "scipy", "threadpoolctl", "numba"),
     "tune": ("optuna",),
-    "report": ("matplotlib", "jinja2"),
-    "serve": ("fastapi", "uvicorn", "multipart", "prometheus_client", "cachetools"),
+    "report": ("matplotlib",),
     "transformers": ("transformers",),
     "datasets": ("datasets",),
+    "heif": ("pillow_heif",),
     "faiss": ("faiss",),
     "milvus": ("pymilvus",),
     "pgvector": ("psycopg",),

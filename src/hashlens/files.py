@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hashlens.errors import StorageError, UsageError
+from hashlens.errors import Busy, StorageError, UsageError
 
 LOCK = ".hashlens.lock"
 
@@ -161,7 +161,7 @@ def free_bytes(folder: Path) -> int:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path, lock_name: str = LOCK) -> Iterator[None]:
     """Within, no other process writes to `folder`; the lock of a process that was killed is released."""
     from filelock import FileLock, Timeout
 
@@ -170,9 +170,9 @@ def alone_in(folder: Path) -> Iterator[None]:
         before = [] if created else os.listdir(folder)  # noqa: PTH208 - names alone
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            lock = FileLock(folder / LOCK, thread_local=False).acquire(timeout=0)
+            lock = FileLock(folder / lock_name, thread_local=False).acquire(timeout=0)
         except Timeout as error:
-            raise UsageError(
+            raise Busy(
                 f"another process is writing to {folder}; wait until it has finished, or choose another folder"
             ) from error
     try:
@@ -180,8 +180,8 @@ def alone_in(folder: Path) -> Iterator[None]:
             yield
     except BaseException:
         with suppress(OSError):  # what failed before it wrote anything leaves nothing behind
-            if set(os.listdir(folder)) - set(before) == {LOCK}:  # noqa: PTH208
-                (folder / LOCK).unlink()
+            if set(os.listdir(folder)) - set(before) == {lock_name}:  # noqa: PTH208
+                (folder / lock_name).unlink()
                 for path in created:
                     path.rmdir()
         raise

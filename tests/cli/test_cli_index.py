@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -138,11 +137,6 @@ def test_wrong_options_are_one_sentence(run, codes, tmp_path):
     assert code == 3 and "cannot be read (No such file" in out
 
 
-def test_serve_names_its_extra_at_once(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fastapi", None)
-    assert run("serve", "nowhere") == (2, 'serve needs fastapi; run: pip install "hashlens[serve]"\n')
-
-
 def test_a_damaged_shard_is_not_added(run, codes, tmp_path):
     file = codes / "shard-000000040.codes.npy"
     content = bytearray(file.read_bytes())
@@ -180,9 +174,13 @@ def test_codes_are_searched_without_an_index(codes, tmp_path):
     (codes / "manifest.json").write_text("{")
     with pytest.raises(cli.HashlensError, match=r"manifest.json is damaged"):
         open_index(codes)
-    for nothing in (tmp_path, tmp_path / "nowhere", run / "codes" / "database" / "manifest.json"):
-        with pytest.raises(cli.HashlensError, match="has no index and no codes; build one with"):
+    for nothing, why in ((tmp_path, "no images in"), (tmp_path / "nowhere", "not found")):
+        with pytest.raises(cli.HashlensError, match=why):
             open_index(nothing)
+    (tmp_path / "run" / "config.json").touch()
+    shutil.rmtree(run / "codes")
+    with pytest.raises(cli.HashlensError, match="has no index and no codes; build one with"):
+        open_index(run)
 
 
 def test_the_codes_of_a_run_are_indexed_and_searched(run, tmp_path, rng, monkeypatch):

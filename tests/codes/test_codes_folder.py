@@ -345,7 +345,7 @@ def test_a_second_writer_is_refused(tmp_path):
     )
     with alone_in(tmp_path):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert "UsageError: another process is writing to" in done.stderr
+        assert "Busy: another process is writing to" in done.stderr
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -26,7 +26,7 @@ def test_it_reads_well():
     text = describe_plan(plan(10**9, 48))
     assert text.startswith("1,000,000,000 images x 48 bits, 6 bytes per code")
     assert (
-        "6.0 GB of memory   66.0 GB on disk" in text
+        "6.0 GB of memory   82.0 GB on disk" in text
         and "up to radius 7, tables are faster" in text
         and "16.4 TB" in text
         and "milvus" in text

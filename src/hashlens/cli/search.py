@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from hashlens.cli.options import JSON, without_secrets
-from hashlens.errors import UsageError, require
+from hashlens.cli.options import JSON, QUIET, interruptible, without_secrets
+from hashlens.data.sources import SOURCES
+from hashlens.errors import UsageError
 from hashlens.files import quoted, require_kind
 from hashlens.index import ENGINES
 from hashlens.progress import Progress
@@ -22,8 +23,18 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-INDEX = Annotated[Path, Argument(help="Folder of an index, of codes or of a run.")]
-MODEL = Annotated[Path | None, Option(help="Folder of the model or exported model.", show_default="that of the index")]
+INDEX = Annotated[
+    str, Argument(help=f"Folder of an index, of codes or of a run; or images: {', '.join(SOURCES.values())}.")
+]
+MODEL = Annotated[
+    Path | None,
+    Option(
+        help="Folder of a model or exported model, or general.", show_default="that of the index; of images, general"
+    ),
+]
+KEPT = Annotated[
+    Path | None, Option("--index", help="Of images: folder to keep their codes in.", show_default="in the user's cache")
+]
 IMAGES = Annotated[
     Path | None,
     Option(exists=True, file_okay=False, help="Folder of the images, if moved.", show_default="as in the index"),
@@ -50,16 +61,22 @@ def search(
     settings: SET = None,
     html: Annotated[Path | None, Option(help="Write the results with thumbnails to this file.")] = None,
     images: IMAGES = None,
+    kept: KEPT = None,
     as_json: JSON = False,
+    quiet: QUIET = False,
 ) -> None:
-    """Find the nearest images of an index. With --json, several queries give one object per line."""
+    """Find the nearest images of an index, or of a folder or any other source of images.
+
+    The codes of images are kept and brought up to date by each call. With --json, several queries give one object per
+    line.
+    """
     from hashlens.search import UnreadableImage
     from hashlens.search.answers import describe_answer, write_page
     from hashlens.search.queries import queries
 
     if html is not None:
         require_kind(html, PAGE, "page")
-    searcher = _open(index, model, engine, at, settings)
+    searcher = _open(index, model, engine, at, settings, kept, Progress(quiet))
     answers, n_read, skipped = [], 0, []
     for name, asked in queries(query, lambda line: print(line, file=sys.stderr)):
         try:
@@ -99,9 +116,9 @@ def serve(
     timeout: Annotated[float, Option(min=0.001, help="Seconds per request.", **LIMITS)] = 30,
     max_waiting: Annotated[int, Option(min=0, help="Requests waiting for a thread.", **LIMITS)] = 64,
     thumbnail_cache: Annotated[float, Option(min=0, help="Megabytes of thumbnails in memory.", **LIMITS)] = 64,
+    kept: KEPT = None,
 ) -> None:
-    """Serve the search page and its HTTP interface on this machine."""
-    require("fastapi", "uvicorn", "multipart", "jinja2", "prometheus_client", "cachetools", why="serve")
+    """Serve the search page and its HTTP interface on this machine, for an index or for images."""
     from hashlens.server.limits import Limits
     from hashlens.server.serving import serve as serve_until_stopped
 
@@ -114,17 +131,27 @@ def serve(
         max_waiting=max_waiting,
         thumbnail_cache=int(thumbnail_cache * million),
     )
-    searcher, say = _open(index, model, engine, at, settings), Progress().say
+    progress = Progress()
+    searcher = _open(index, model, engine, at, settings, kept, progress)
     ready = partial(print, flush=True)
-    serve_until_stopped(searcher, host, port, limits=limits, images=images, say=say, ready=ready)
+    serve_until_stopped(searcher, host, port, limits=limits, images=images, say=progress.say, ready=ready)
 
 
-def _open(path: Path, model: Path | None, name: str | None, at: str | None, settings: list[str] | None) -> Searcher:
-    """The index with its model, and with the engine if one is named."""
+def _open(
+    source: str,
+    model: Path | None,
+    name: str | None,
+    at: str | None,
+    settings: list[str] | None,
+    kept: Path | None,
+    progress: Progress,
+) -> Searcher:
+    """The index, or that of the images, with its model, and with the engine if one is named."""
     from hashlens.index.engines import open_engine
     from hashlens.search import open_index, open_searcher
 
-    index = open_index(path)
+    with interruptible() as stop:
+        index = open_index(source, model, at=kept, progress=progress, stop=stop)
     if name is None:
         if at is not None or settings:
             raise UsageError("--at and --set are settings of an engine; name it with --engine")
@@ -132,7 +159,7 @@ def _open(path: Path, model: Path | None, name: str | None, at: str | None, sett
     engine = open_engine(name, index.n_bits, at or "", settings or ())
     if not len(engine):
         raise UsageError(
-            f"the engine {name} has no codes there; copy them with: hashlens index copy {quoted(path)} --engine {name}"
-            f" --to {without_secrets(at or '')}"
+            f"the engine {name} has no codes there; copy them with: hashlens index copy {quoted(index.path)} --engine"
+            f" {name} --to {without_secrets(at or '')}"
         )
     return open_searcher(index, model, engine=engine)

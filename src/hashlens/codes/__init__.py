@@ -1,3 +1,6 @@
 """A model and images in, packed binary codes out; bits.py decides what a code is."""
 
 from hashlens.codes.bits import Codes as Codes
+
+MANIFEST = "manifest.json"  # in every codes folder (folder.py)
+RUN_CODES = "codes/database"  # the codes folder of a run or a comparison

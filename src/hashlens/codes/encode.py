@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image
 
-from hashlens.codes import Codes
+from hashlens.codes import MANIFEST, Codes
 from hashlens.codes.encoder import Encoder
-from hashlens.codes.folder import MANIFEST, SHARD_SIZE, CodesFolder, content_hash
+from hashlens.codes.folder import SHARD_SIZE, CodesFolder, content_hash
 from hashlens.data import Columns
 from hashlens.data.images import FileImages, Images, UnreadableImage
 from hashlens.data.sources import Source, open_source
@@ -73,7 +73,7 @@ def encode_source(
             def encoded_here() -> Iterator[pa.Table]:
                 for rows in missing:
                     table = folder.listed()[rows]
-                    yield _encode_rows(encoder, table, opened.reader(table), _watch(len(table), advance, stop, folder))
+                    yield encode_rows(encoder, table, opened.reader(table), _watch(len(table), advance, stop, folder))
 
             encoded = _encoded_on_ray(ray_model, folder, missing, advance) if ray_model else encoded_here()
             for rows in missing:
@@ -157,7 +157,7 @@ def _drop_damaged(folder: CodesFolder, opened: Source, progress: Progress) -> No
     folder.drop(shard for shard, _ in damaged)
 
 
-def _encode_rows(
+def encode_rows(
     encoder: Encoder, table: pa.Table, images: Images, done: Callable[[int], None] | None = None
 ) -> pa.Table:
     """Listed images in; their paths, labels, sizes and times out, each with its code or the reason it has none."""
@@ -240,7 +240,7 @@ def _stopped(folder: CodesFolder) -> Stopped:
 def _encoded_on_ray(
     model: Path, folder: CodesFolder, missing: list[slice], advance: Callable[[int], None]
 ) -> Iterator[pa.Table]:
-    """What `_encode_rows` returns for each of the missing ranges of rows, made on a Ray cluster.
+    """What `encode_rows` returns for each of the missing ranges of rows, made on a Ray cluster.
 
     Ray Data hands batches of paths to actors, each of which holds the model; this process writes what they return. All
     machines must see the images and the model under the same paths and have hashlens installed. Without a running
@@ -282,4 +282,4 @@ class _RayActor:
         self.encoder = Encoder.load(model)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        return _encode_rows(self.encoder, table, FileImages.of(table))
+        return encode_rows(self.encoder, table, FileImages.of(table))

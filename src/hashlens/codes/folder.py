@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hashlens.codes import Codes
+from hashlens.codes import MANIFEST, RUN_CODES, Codes
 from hashlens.codes.model import ModelFolder
 from hashlens.errors import DataError, MismatchError, UsageError
 from hashlens.files import replacing, require_own, sha256, storage_errors, sync, write_csv, write_json
@@ -40,8 +40,7 @@ from hashlens.machine import blocks
 
 FORMAT = "hashlens codes folder 2"
 SHARD_SIZE = 65_536  # images: minutes of work, some hundred kilobytes of codes
-RUN_CODES = "codes/database"  # in the folder of a run or a comparison
-MANIFEST, LIST, SKIPPED = "manifest.json", "list.parquet", "skipped.csv"
+LIST, SKIPPED = "list.parquet", "skipped.csv"
 REPLACEABLE = re.compile(r"shard-\d{9,}\.(codes\.npy|items\.parquet)|\..+\.tmp")  # unless the manifest names it
 ANOTHER = "choose another --out"
 

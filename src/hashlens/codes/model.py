@@ -17,6 +17,7 @@ from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
 from hashlens.files import sha256
 
 CONFIG, WEIGHTS, EXPORTED = "config.json", "model.safetensors", "model.onnx"
+GENERAL = Path(__file__).with_name("general")  # the model that comes with the package, for any photos
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,17 @@ class ModelFolder:
 
     @classmethod
     def resolve(cls, path: Path | str) -> ModelFolder:
-        """The model in the folder of a model, an exported model, a run or a comparison."""
+        """The model in the folder of a model, an exported model, a run or a comparison; or "general"."""
         path = Path(path)
-        for place in (path, path / "model"):
+        for place in (path, path / "model", *([GENERAL] if path == Path(GENERAL.name) else [])):
             if any((place / name).is_file() for name in (WEIGHTS, EXPORTED)):
                 return cls(place)
         if (path / "split.json").is_file():
             raise UsageError(f"{path} has no model yet; finish it with: hashlens train --resume {path}")
         found = "does not exist" if not path.exists() else "is a file" if path.is_file() else f"has no {WEIGHTS}"
-        raise DataError(f"{path} is not a model ({found}); give the folder of a run, a model or an exported model")
+        raise DataError(
+            f"{path} is not a model ({found}); give the folder of a run, a model or an exported model, or general"
+        )
 
     @property
     def exported(self) -> bool:
@@ -86,7 +89,7 @@ class ModelFolder:
         """
         name, (place, *above) = model["name"], [near.absolute(), *near.absolute().parents[:2]]
         named = [base / folder / name for base in (Path(), *above) for folder in ("", "runs")]
-        for candidate in [*(base / "model" for base in (place, *above)), *named]:
+        for candidate in [*(base / "model" for base in (place, *above)), *named, GENERAL]:
             with suppress(DataError, UsageError):
                 found = cls.resolve(candidate)
                 if found.describe()["fingerprint"] == model["fingerprint"]:

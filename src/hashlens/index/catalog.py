@@ -17,7 +17,9 @@ from hashlens.errors import DataError, UsageError
 from hashlens.files import is_utf8
 from hashlens.index.memory import HammingIndex, Part
 
-ITEMS = pa.schema([("path", pa.string()), ("labels", pa.list_(pa.string()))])
+ITEMS = pa.schema(
+    [("path", pa.string()), ("labels", pa.list_(pa.string())), ("size", pa.int64()), ("mtime", pa.int64())]
+)
 
 
 class Catalog(HammingIndex):
@@ -57,7 +59,7 @@ class Catalog(HammingIndex):
             places = part.places(ids)
             for place, id_, code in zip(places, part.ids(places), part.codes(places), strict=True):
                 # one by one: `take` would import Arrow's functions and pandas, half a second for a new process
-                path, labels = (column[int(place)].as_py() for column in part.items().columns)
+                path, labels = (part.items().column(name)[int(place)].as_py() for name in ("path", "labels"))
                 found[int(id_)] = {"id": int(id_), "path": path, "labels": labels, "code": code.tobytes().hex()}
         return found
 
@@ -112,9 +114,9 @@ class Catalog(HammingIndex):
 
 
 def as_items(table: pa.Table) -> pa.Table:
-    """Path and labels of a table; null where it has no labels."""
-    labels = table.column("labels") if "labels" in table.column_names else pa.nulls(len(table), ITEMS.types[1])
-    return pa.table([table.column("path"), labels], schema=ITEMS)
+    """The columns that an index keeps; null where the table does not have them."""
+    there = table.column_names
+    return pa.table([table[one.name] if one.name in there else pa.nulls(len(table), one.type) for one in ITEMS], ITEMS)
 
 
 def _require_text(text: str, what: str) -> None:

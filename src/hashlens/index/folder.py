@@ -3,7 +3,7 @@
 INDEX/
   index.json              code length, model, parts with checksums, removed ids; replaced in one step
   part-00000.blocks.npy   (n_blocks, n_bytes, 64) uint8, 64 codes per block (kernels/), memory-mapped
-  part-00000.items.arrow  path and labels of each code, memory-mapped
+  part-00000.items.arrow  path, labels, size and mtime of each code, memory-mapped
   part-00000.ids.npy      (n,) int64, only after `compact`; otherwise ids are first_id, first_id + 1, …
   part-00000.starts.npy, part-00000.places.npy   radius tables (radius.py), only if the index has them; memory-mapped
   removed-00001.npy       sorted ids that were removed
@@ -67,15 +67,25 @@ class IndexFolder(Catalog):
         self._map()
 
     @classmethod
-    def create(cls, path: Path, n_bits: int, model: dict[str, str], *, radius_tables: bool = False) -> Self:
-        facts = {"format": FORMAT, "n_bits": n_bits, "model": model, "radius_tables": radius_tables} | EMPTY
+    def create(
+        cls,
+        path: Path,
+        n_bits: int,
+        model: dict[str, str],
+        *,
+        radius_tables: bool = False,
+        source: str | None = None,
+        option: str = "--out",
+    ) -> Self:
+        """An empty index; one of a `source` is kept up to date with it by library.py."""
+        facts = {"format": FORMAT, "n_bits": n_bits, "model": model, "radius_tables": radius_tables, "source": source}
         with alone_in(path):
             if (path / "index.json").exists():
                 raise DataError(
                     f"{path} already holds an index; add to it with: hashlens index add {quoted(path)} CODES"
                 )
-            require_own(path, ["index.json"], "an index")
-            write_json(path / "index.json", facts)
+            require_own(path, ["index.json"], "an index", option)
+            write_json(path / "index.json", facts | EMPTY)
             return cls(path)
 
     @classmethod
@@ -153,7 +163,7 @@ class IndexFolder(Catalog):
                 if len(removed):
                     facts["forgotten"] = self._save_numbered("forgotten", removed, facts)
                 if len(self):
-                    items = pa.concat_tables([part.items().take(part.still()) for part in self.parts])
+                    items = pa.concat_tables([as_items(part.items()).take(part.still()) for part in self.parts])
                     facts["parts"] = [self._write_part(*self._joined(), items, facts)]
             return n_removed
 

@@ -6,7 +6,7 @@ from hashlens.errors import UsageError
 from hashlens.index.radius import is_cheaper, table_bytes
 from hashlens.kernels import LANES
 
-PATH_BYTES = 60  # of a usual path with its share of Arrow's offsets
+ITEM_BYTES = 76  # of a usual path with its share of Arrow's offsets, and of size and mtime
 FEATURES = 4096  # values of the CNN feature that a code replaces, 4 bytes each
 
 
@@ -19,7 +19,7 @@ def plan(n: int, n_bits: int) -> dict[str, Any]:
     farthest = next(radius for radius in range(-1, n_bits + 1) if not is_cheaper(n, n_bytes, radius + 1))
     faster = f"up to radius {farthest}, tables are faster" if farthest >= 0 else "tables are never faster at this size"
     ways = {
-        name: {"memory": n_bytes, "disk": n_bytes + n * PATH_BYTES, "note": note}
+        name: {"memory": n_bytes, "disk": n_bytes + n * ITEM_BYTES, "note": note}
         for name, n_bytes, note in (
             ("scan", codes, "every query reads all codes; memory-mapped"),
             ("scan + tables", codes + tables, f"--radius-tables: {faster}; memory-mapped"),

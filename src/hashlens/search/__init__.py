@@ -15,17 +15,19 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hashlens.codes import Codes
+from hashlens.codes import MANIFEST, RUN_CODES, Codes
 from hashlens.codes.encoder import Encoder
-from hashlens.codes.model import ModelFolder
+from hashlens.codes.model import CONFIG, ModelFolder
 from hashlens.data.images import MAX_PIXELS, UnreadableImage, pixels
 from hashlens.errors import DataError, MismatchError, UsageError
+from hashlens.files import expanded
 from hashlens.index.base import Index, require_numbers
 from hashlens.index.catalog import Catalog
 from hashlens.index.folder import IndexFolder
+from hashlens.progress import Progress
 from hashlens.search.queries import QueryImage, is_code, parse_code
 
-__all__ = ["EmptyIndex", "NoSuchImage", "Searcher", "UnreadableImage", "open_index", "open_searcher"]
+__all__ = ["EmptyIndex", "NoSuchImage", "Searcher", "UnreadableImage", "open_index", "open_searcher", "search_folder"]
 
 K = 10  # results, if neither their number nor a radius is given
 
@@ -210,15 +212,24 @@ class Searcher:
         return distances[near], ids[near]
 
 
-def open_index(path: Path | str) -> Catalog:
-    """The index in a folder; the codes of a codes folder or of a run are searched in memory."""
-    path = Path(path)
-    if (path / "index.json").exists():
-        return IndexFolder.open(path)
-    from hashlens.codes.folder import MANIFEST, RUN_CODES, open_together, shards_in_order
+def open_index(source: Path | str, model: Path | str | None = None, **options: Any) -> Catalog:
+    """The index in a folder; of codes or a run, one in memory; of any other source, one that is kept up to date.
 
-    if not any(next(path.glob(name), None) for name in (MANIFEST, "part-*-of-*", RUN_CODES)):
-        return IndexFolder.open(path)  # which says what is missing
+    `model`, by default the general one, and `options` are those of `index_of` in index/library.py.
+    """
+    path, built = expanded(source), "index.json"
+    ours = [built, MANIFEST, RUN_CODES, "part-*-of-*", CONFIG, f"model/{CONFIG}"]
+    found = next((name for name in ours if next(path.glob(name), None)), None)
+    if found is None:
+        from hashlens.index.library import index_of
+
+        return index_of(source, model, **options)
+    if options.get("at") is not None:
+        raise UsageError(f"{path} has codes and is not a folder of images; omit --index")
+    if found == built or CONFIG in found:  # of a model or a run without codes, it says what is missing
+        return IndexFolder.open(path)
+    from hashlens.codes.folder import open_together, shards_in_order
+
     folders = open_together([path])
     index = Catalog(path, folders[0].n_bits, folders[0].model)
     for shard in shards_in_order(folders):
@@ -230,14 +241,32 @@ def open_index(path: Path | str) -> Catalog:
 def open_searcher(
     index: Path | str | Catalog, model: Path | str | None = None, *, engine: Index | None = None, **limits: Any
 ) -> Searcher:
-    """An index, or the folder of one, with the model that made its codes; without `model`, the one the index names."""
-    catalog = index if isinstance(index, Catalog) else open_index(index)
+    """An index, or what `open_index` takes, with the model that made its codes; without `model`, the one it names."""
+    catalog = index if isinstance(index, Catalog) else open_index(index, model)
     if model is None:
         found = ModelFolder.find(catalog.model, catalog.path)
     else:
         found = ModelFolder.resolve(model)
         ModelFolder.require_same(catalog.model, found.describe(), catalog.path)
     return Searcher(catalog, Encoder.load(found.path), engine=engine, **limits)
+
+
+def search_folder(
+    source: Path | str,
+    model: Path | str | None = None,
+    *,
+    index: Path | str | None = None,
+    progress: Progress | bool = False,
+) -> Searcher:
+    """A folder of images, or any other source, ready to search: its codes are brought up to date first.
+
+    They are kept in the cache, or in the folder `index`; `model` is the general one by default.
+
+    >>> hashlens.search_folder("photos").search("query.jpg", k=10)["hits"]
+    """
+    from hashlens.index.library import index_of
+
+    return open_searcher(index_of(source, model, at=index, progress=progress), model)
 
 
 def _ties(distances: np.ndarray, histogram: list[int] | None) -> dict[str, int | None] | None:

@@ -1,0 +1,280 @@
+"""The index of a source: images and a model in, an index out that is brought up to date each time it is asked for.
+
+It is kept in the user's cache, or at `--index PATH`, and never among the images. Only images that are new, or whose
+size, mtime or labels have changed, are encoded; those that are gone are removed. Finished parts stay when a call is
+stopped or killed, and the next call resumes. Beside the files of an index (folder.py) there is
+
+  skipped.csv   images that cannot be read, with the reason, size and mtime: they are tried again when those change
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hashlens.codes import Codes
+from hashlens.codes.encoder import Encoder
+from hashlens.codes.model import GENERAL, ModelFolder
+from hashlens.data.images import FileImages
+from hashlens.data.sources import Columns, Source, open_source
+from hashlens.errors import Busy, DataError, MismatchError, Stopped, UsageError
+from hashlens.files import alone_in, cache_dir, shown, write_csv
+from hashlens.index.folder import IndexFolder
+from hashlens.machine import blocks
+from hashlens.progress import Progress, counted
+
+STEP = 512  # images between two looks at the clock
+SAVE_SECONDS = 30  # of encoding, after which what is done is written
+MANY_PARTS = 16  # are joined
+LOCK = ".hashlens-library.lock"  # for the whole update; each change of the index has a lock of its own
+SKIPPED = "skipped.csv"
+
+Mark = tuple[Any, Any, Any]  # size, mtime and labels: an image whose mark is another one is encoded again
+
+
+def index_of(
+    source: str | os.PathLike[str],
+    model: Path | str | None = None,
+    *,
+    at: Path | str | None = None,
+    columns: Columns | None = None,
+    progress: Progress | bool | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> IndexFolder:
+    """The index of all images of a source, up to date.
+
+    Parameters
+    ----------
+    source : anything that `open_source` takes by name.
+    model : folder of a model; the default is the general one.
+    at : folder to keep the index in, instead of the cache.
+    stop : polled; when it returns True, what is done is saved and `Stopped` raised.
+    """
+    shows = Progress.of(progress)
+    if source == "-":
+        raise UsageError("images from standard input cannot be kept up to date; give a folder or a list (.txt)")
+    opened = open_source(source, labels="optional", columns=columns, progress=shows.say)
+    made_by = _Model(model)
+    path = _cached(opened.address, made_by.facts) if at is None else Path(at)
+    try:
+        with alone_in(path, LOCK):
+            index = _open(path, opened, made_by, shows, kept=at is not None)
+            _update(index, opened, made_by, shows, stop)
+            return index
+    except Busy:
+        there = _existing(path)
+        if there is None or not len(there):
+            raise
+        shows.say(f"note: another process is updating the codes of {opened.address}; using the {len(there):,} it has")
+        return there
+
+
+class _Model:
+    """A model that is loaded when something has to be encoded."""
+
+    def __init__(self, path: Path | str | None):
+        self.folder = ModelFolder.resolve(GENERAL if path is None else path)
+        self.facts = self.folder.describe()
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        encoder = Encoder.load(self.folder.path)
+        encoder.require_images()
+        return encoder
+
+
+def _cached(address: str, model: dict[str, str]) -> Path:
+    """Where the codes of a source are kept: its name, for people, and a hash of it and of the model."""
+    name = re.sub(r"[^\w.-]+", "-", Path(address).name).strip("-.")[:40] or "images"
+    key = hashlib.sha256(os.fsencode(f"{address}\0{model['fingerprint']}")).hexdigest()[:20]
+    return cache_dir() / "libraries" / f"{name}-{key}"
+
+
+def _existing(path: Path) -> IndexFolder | None:
+    return IndexFolder.open(path) if (path / "index.json").exists() else None
+
+
+def _open(path: Path, opened: Source, model: _Model, progress: Progress, kept: bool) -> IndexFolder:
+    """The index there, or a new one; one in the cache that cannot be read is made again."""
+    try:
+        index = _existing(path)
+    except (DataError, MismatchError) as error:
+        if kept:
+            raise
+        progress.say(f"note: encoding all images again, since {error.message}")
+        for entry in path.iterdir():
+            if entry.name != LOCK:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        index = None
+    if index is None:
+        n_bits, option = model.encoder.n_bits, "--index"
+        return IndexFolder.create(path, n_bits, model.facts, source=opened.address, option=option)
+    if (found := index.facts.get("source")) != opened.address:
+        what = f"the index of {found}" if found else "an index that was built from codes"
+        raise MismatchError(f"{path} is {what}, not of {opened.address}; choose another --index")
+    ModelFolder.require_same(index.model, model.facts, path)
+    return index
+
+
+def _update(index: IndexFolder, opened: Source, model: _Model, progress: Progress, stop: Callable[[], bool]) -> None:
+    marks, known, skipped = _marks(opened), _known(index), _skipped(index.path)
+    closed = tuple(f"{folder}/" for folder, _ in opened.skipped_paths())  # nobody knows what is in there now
+    gone = [path for path in known.keys() - marks if not path.startswith(closed)]
+    changed = {path for path, (_, mark) in known.items() if path in marks and marks[path] != mark}
+    tried = {path: why for path, why in skipped.items() if path in marks}
+    fresh = (known.keys() - changed) | {path for path, (_, *stamp) in tried.items() if (*stamp,) == _stamp(marks[path])}
+    wanted = [row for row, path in enumerate(marks) if path not in fresh]
+    if tried != skipped:
+        _write_skipped(index.path, tried)
+    if gone:
+        index.remove([known[path][0] for path in gone])
+    if wanted:
+        for warning in opened.warnings:
+            progress.say(f"note: {warning}")
+        if known or skipped:
+            facts = {"new": len(wanted) - len(changed), "changed": len(changed), "deleted": len(gone)}
+            said = ", ".join(f"{n:,} {what}" for what, n in facts.items() if n)
+            progress.say(f"update  {opened.address}: {said} of {counted(len(marks), 'image')}")
+        else:
+            size = f"{counted(index.n_bits, 'bit')} each, kept in {index.path}"
+            progress.say(f"encode  {counted(len(marks), 'image')} of {opened.address}   {size}")
+        _encode(wanted, opened, model, _Work(index, known, tried), progress, stop)
+        if len(index.parts) > MANY_PARTS or 2 * len(index) < sum(map(len, index.parts)):
+            index.compact()
+    if tried and (wanted or not len(index)):
+        path, (why, *_) = min(tried.items())
+        first = f"first {shown(path)}"
+        if not len(index):
+            raise DataError(
+                f"no image of {opened.address} can be read ({len(tried):,} tried, {first}: {why}); check that this is"
+                " the right source"
+            )
+        listed = index.path / SKIPPED
+        progress.say(f"note: images that cannot be read: {len(tried):,}, {first} ({why}); all are listed in {listed}")
+
+
+def _encode(
+    wanted: list[int], opened: Source, model: _Model, work: _Work, progress: Progress, stop: Callable[[], bool]
+) -> None:
+    from hashlens.codes.encode import encode_rows  # it loads Arrow's functions, which a search alone does not need
+
+    with progress.bar("images", len(wanted)) as advance:
+        for rows in blocks(len(wanted), STEP):
+            table = opened.table.take(wanted[rows])
+            work.add(encode_rows(model.encoder, table, opened.reader(table), advance))
+            left = len(wanted) - rows.stop
+            stopped = left and stop()
+            if not left or stopped or work.seconds > SAVE_SECONDS:
+                work.save()
+            if stopped:
+                raise Stopped(f"stopped; {counted(left, 'image')} left to encode; rerun the same command to resume")
+
+
+class _Work:
+    """Images that are encoded but not in the index yet, and all that could not be."""
+
+    def __init__(
+        self, index: IndexFolder, known: dict[str, tuple[int, Mark]], skipped: dict[str, tuple[str, int, int]]
+    ):
+        self.index, self.known, self.skipped = index, known, skipped
+        self._tables: list[pa.Table] = []
+        self._since = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the last save."""
+        return time.monotonic() - self._since
+
+    def add(self, encoded: pa.Table) -> None:
+        self._tables.append(encoded)
+
+    def save(self) -> None:
+        """Replace the codes of these images in the index; one that is interrupted in between is encoded again."""
+        if not self._tables:
+            return
+        table = pa.concat_tables(self._tables, promote_options="default")
+        columns = [
+            table[name].to_pylist() for name in ("path", "reason", "size", "mtime") if name in table.column_names
+        ]
+        self.index.remove([self.known[path][0] for path in columns[0] if path in self.known])
+        good, before = [], dict(self.skipped)
+        for row, (path, why, *stamp) in enumerate(zip(*columns, strict=True)):
+            if why is None:
+                self.skipped.pop(path, None)
+                good.append(row)
+            else:
+                size, mtime = stamp or (0, 0)
+                self.skipped[path] = why, size, mtime
+        if self.skipped != before:
+            _write_skipped(self.index.path, self.skipped)
+        if good:
+            items = table.take(good)
+            packed = np.frombuffer(b"".join(items["code"].to_pylist()), np.uint8).reshape(len(good), -1)
+            self.index.add(Codes(packed, self.index.n_bits), items)
+        self._tables, self._since = [], time.monotonic()
+
+
+def _marks(opened: Source) -> dict[str, Mark]:
+    """Size, mtime and labels of each image now; a file that cannot be found has size and mtime 0."""
+    table = opened.table
+    paths = table["path"].to_pylist()
+    if isinstance(opened.images, FileImages) and "offset" not in table.column_names:
+        stamps: Iterable[tuple[Any, Any]] = map(_stat, paths)
+    else:
+        stamps = zip(*(_column(table, name) for name in ("size", "mtime")), strict=True)
+    return {
+        path: (size, mtime, labels or None)
+        for path, (size, mtime), labels in zip(paths, stamps, _column(table, "labels"), strict=True)
+    }
+
+
+def _stat(path: str) -> tuple[int, int]:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a third of the time of a Path
+    except (OSError, ValueError):
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def _column(table: pa.Table, name: str) -> list[Any]:
+    return table[name].to_pylist() if name in table.column_names else [None] * len(table)
+
+
+def _known(index: IndexFolder) -> dict[str, tuple[int, Mark]]:
+    """The id and mark of each image in the index."""
+    found = {}
+    for part in index.parts:
+        paths, *marks = (_column(part.items(), name) for name in ("path", "size", "mtime", "labels"))
+        places = part.still()
+        for place, id_ in zip(places.tolist(), part.ids(places).tolist(), strict=True):
+            size, mtime, labels = (column[place] for column in marks)
+            found[paths[place]] = id_, (size, mtime, labels or None)
+    return found
+
+
+def _stamp(mark: Mark) -> tuple[int, int]:
+    return mark[0] or 0, mark[1] or 0
+
+
+def _skipped(path: Path) -> dict[str, tuple[str, int, int]]:
+    """Images that could not be read: why, size and mtime."""
+    with suppress(OSError, ValueError), (path / SKIPPED).open(encoding="utf-8", newline="") as file:
+        return {name: (why, int(size), int(mtime)) for name, why, size, mtime in list(csv.reader(file))[1:]}
+    return {}
+
+
+def _write_skipped(path: Path, skipped: dict[str, tuple[str, int, int]]) -> None:
+    rows = [(name, why, str(size), str(mtime)) for name, (why, size, mtime) in sorted(skipped.items())]
+    write_csv(path / SKIPPED, ("path", "reason", "size", "mtime"), rows)
