@@ -61,6 +61,7 @@ EXTRAS = {  # and the modules that they install
     "serve": ("fastapi", "uvicorn", "multipart", "prometheus_client", "cachetools"),
     "transformers": ("transformers",),
     "datasets": ("datasets",),
+    "heif": ("pillow_heif",),
     "faiss": ("faiss",),
     "milvus": ("pymilvus",),
     "pgvector": ("psycopg",),

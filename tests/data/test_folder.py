@@ -197,7 +197,7 @@ def test_links_are_followed_but_not_in_circles(photos, tmp_path):
     (photos / "zebra").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
     (photos / "cats" / "up").symlink_to(photos, target_is_directory=True)
     (photos / "cats" / "self").symlink_to("self")
-    assert find_images(photos) == [
+    assert find_images(photos).images == [
         *[f"cats/{row}.png" for row in range(4)],
         *[f"dogs/{row}.JPG" for row in range(4)],
         "zebra/1.png",
@@ -247,3 +247,78 @@ def test_one_folder_is_enough_where_no_labels_are_needed(photos, tmp_path):
 def test_paths_that_cannot_be(tmp_path):
     with pytest.raises(UsageError, match="~nobody-of-this-name/images cannot be expanded"):
         open_source("~nobody-of-this-name/images")
+
+
+def test_what_photo_folders_hold_besides_images(photos):
+    """RAW files and the videos of live photos are counted; thumbnails and bins of the system are not looked into."""
+    for name in ("cats/0.CR2", "cats/1.nef", "dogs/0.MOV", "dogs/alone.mp4", "dogs/notes.txt"):
+        (photos / name).write_bytes(b"\0")
+    for folder in ("cats/@eaDir/0.png", ".thumbnails", "$RECYCLE.BIN", "__MACOSX/cats"):
+        paint(photos / folder / "thumb.jpg", 200)
+    paint(photos / "cats" / "._0.jpg", 200)
+    source = open_source(photos)
+    assert len(source) == 8 and source.labels.names == ("cats", "dogs")
+    assert source.warnings == [
+        "RAW files left out: 2; only the images beside them are used",
+        "videos of live photos left out: 1; their images are used",
+    ]
+
+
+def test_heic_photos(photos):
+    """They are images where the extra is installed; elsewhere they are counted, and a message says what is missing."""
+    heif = pytest.importorskip("pillow_heif")
+    paint(photos / "cats" / "turned.png", 60, size=(40, 20))
+    with Image.open(photos / "cats" / "turned.png") as image:
+        exif = image.getexif()
+        exif[274] = 6  # turned by 90 degrees
+        heif.register_heif_opener()
+        image.save(photos / "cats" / "z.HEIC", "HEIF", exif=exif.tobytes(), quality=100)
+    (photos / "cats" / "turned.png").unlink()
+    source = opened(photos)
+    assert len(source) == 9 and not source.skipped
+    row = list(source.images.names).index("cats/z.HEIC")
+    assert source.images.image(row).size == (20, 40) and abs(greys(source)[row] - 60) <= 3
+    code = f"""
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *others: None if name == "pillow_heif" else find(name, *others)
+from hashlens.data import open_source
+from hashlens.data.images import FileImages, UnreadableImage
+source = open_source({str(photos)!r})
+print(len(source), source.warnings)
+try:
+    FileImages({str(photos)!r}, ["cats/z.HEIC"]).image(0)
+except UnreadableImage as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told, refused = done.stdout.splitlines()
+    assert told.startswith("8 [") and "HEIC photos left out: 1; to read them, run: pip install" in told
+    assert 'z.HEIC: a HEIC photo; to read those, run: pip install "hashlens[heif]"' in refused
+
+
+def test_linked_folders_are_read_once(photos):
+    """Ten folders that link to each other would be millions of paths."""
+    for one in range(10):
+        paint(photos / f"n{one}" / "1.png", one)
+        for other in range(10):
+            (photos / f"n{one}" / f"to{other}").symlink_to(photos / f"n{other}", target_is_directory=True)
+    (photos / "again").symlink_to(photos / "cats", target_is_directory=True)
+    found = find_images(photos).images
+    assert len(found) == 18 and "cats/0.png" in found and "n9/1.png" in found
+
+
+def test_a_folder_that_cannot_be_read(photos, monkeypatch):
+    """It stops training, which would lack a class; elsewhere it is left out and told."""
+    scandir = os.scandir
+
+    def forbidden(path):  # as chmod 0 would make it, but for root too
+        if os.fspath(path).rstrip("/").endswith("dogs"):
+            raise PermissionError
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", forbidden)
+    with pytest.raises(DataError, match=r"permission denied to read the folder .*dogs; allow it or move the folder"):
+        open_source(photos)
+    source = open_source(photos, labels="optional")
+    assert len(source) == 4 and source.skipped == [("dogs", "folder cannot be read (permission denied)")]

@@ -23,7 +23,9 @@ NPY = b"\x93NUMPY"  # the first bytes of an array file
 @app.command()
 def encode(
     source: SOURCE,
-    model: Annotated[Path, Option(help="Folder of a run, of its model, or of an exported model.")],
+    model: Annotated[Path, Option(help="Folder of a run, of its model, or of an exported model; or general.")] = Path(
+        "general"
+    ),
     out: Annotated[Path, Option(help="Folder for the codes.")] = Path("codes"),
     part: Annotated[str, Option(help="3/16: only every 16th shard, from the 3rd, in OUT/part-3-of-16.")] = "1/1",
     shard_size: Annotated[int, Option(min=1, help="Images per shard; a shard is written as a whole.")] = 65_536,
@@ -32,7 +34,7 @@ def encode(
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Turn images into codes with a trained model. Rerun the same command to resume."""
+    """Turn images into codes with a trained model, or with the general one. Rerun the same command to resume."""
     from hashlens.codes.encode import encode_source, parse_part
     from hashlens.codes.encoder import Encoder
 

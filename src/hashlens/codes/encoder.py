@@ -16,11 +16,12 @@ import numpy as np
 
 import hashlens
 from hashlens.codes import Codes
-from hashlens.codes.model import ModelFolder
+from hashlens.codes.model import GENERAL, ModelFolder
 from hashlens.data.images import Images, as_images
 from hashlens.errors import DataError, MissingExtra, extra_of
 from hashlens.features.extractor import Extractor, in_blocks, is_features, mirrored
 from hashlens.machine import blocks, one_blas_thread, work_ahead
+from hashlens.progress import Progress
 
 if TYPE_CHECKING:
     from hashlens.hashers.base import Hasher
@@ -93,6 +94,12 @@ class Encoder:
             )
         return self.extractor
 
+    def encode(self, X: Any, *, progress: Progress | bool = False) -> Codes:
+        """Codes of images or features, as `Hasher.encode` gives them."""
+        X = X if is_features(X) else as_images(X)
+        with Progress.of(progress).bar("images", len(X)) as advance:
+            return self.codes(X, advance)
+
     def codes(self, X: Any, advance: Callable[[int], Any] | None = None, *, shared: bool = False) -> Codes:
         """Codes of images or features; `advance(n)` is called after every n of them."""
         return Codes.concatenate([Codes.from_relaxed(u) for u in self._relaxed(X, advance, shared)])
@@ -152,3 +159,11 @@ class Encoder:
         if hasher.takes == "features":
             outputs = hasher._validate(outputs)
         return in_blocks(hasher._project, outputs, ROWS)
+
+
+def general() -> Encoder:
+    """The model that comes with the package: codes of any images, without training.
+
+    >>> hashlens.general().encode(["a.jpg", "b.jpg"])
+    """
+    return Encoder.load(GENERAL)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT = "hashlens onnx 2"
 CHECKED_BITS = 100_000  # compared at least
+RESIZE = "turned upright by EXIF, shorter side to size (Pillow's BICUBIC), center crop"
 ENOUGH = 0.999  # share of the bits that must equal those of the model
 
 
@@ -86,7 +87,7 @@ def export_onnx(model: Path, out: Path, images: Images, progress: Progress) -> d
             "type": "uint8",
             "size": encoder.size,
             "color": "RGB",
-            "resize": "turned upright by EXIF, shorter side to size (Pillow's BICUBIC), center crop",
+            "resize": RESIZE,
             "normalization": "inside the network",
             "mirror": encoder.mirror,  # the output is the mean of that of the image and that of its mirror image
         },
@@ -175,12 +176,12 @@ def _graph(hasher: Any, encoder: Encoder, model: Path) -> tuple[bytes, bool]:
     except UnsupportedModule as error:
         raise UsageError(f"this network has a layer that cannot be written as ONNX ({error})") from error
     if project is LinearHasher._project:
-        _append_projection(graph.graph, hasher.mean_, hasher.projection_)
+        append_projection(graph.graph, hasher.mean_, hasher.projection_)
     beside = project not in (DeepHasher._project, LinearHasher._project)
     return graph.SerializeToString(), beside
 
 
-def _append_projection(graph: Any, mean: np.ndarray, projection: np.ndarray) -> None:
+def append_projection(graph: Any, mean: np.ndarray, projection: np.ndarray) -> None:
     """(x - mean) W in double precision, as `LinearHasher` computes it."""
     from onnx import TensorProto, helper, numpy_helper
 

@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image
 
 from hashlens.data.duplicates import near_identical
-from hashlens.data.images import FORMATS, ArrayImages, Images, quiet_pillow
+from hashlens.data.formats import decoders
+from hashlens.data.images import ArrayImages, Images, quiet_pillow
 from hashlens.data.kinds.nuswide import is_nuswide, list_images
 from hashlens.data.labels import Labels
 from hashlens.data.protocols import PROTOCOLS, ROLES, Protocol
@@ -110,7 +111,7 @@ def _facts(images: Images, rows: slice) -> list[Facts]:
             data, size = image.tobytes(), image.size
         else:
             data = images.data(row)
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            with Image.open(io.BytesIO(data), formats=decoders()) as image:
                 size = image.size
         found.append(Facts(*size, len(data), hashlib.sha256(f"{size}".encode() + data).digest()))
     return found

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from hashlens.data.formats import HAS_HEIC, HEIC, NEEDS_HEIC, decoders
 from hashlens.data.resize import crop
 from hashlens.errors import DataError, UsageError
 from hashlens.machine import in_threads, shares
@@ -32,22 +33,19 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 89_478_485  # Pillow's own default: 256 MB of RGB
 
-# only these decoders are tried, whatever the file name: others, such as EPS, start other programs
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-
 MAX_BYTES = 2**28  # of one file
 INSIDE = "::"  # shards/00000.tar::cats/1.jpg; a name inside a tar file is never used as a path
 
 
-MISSING, FOLDER = "no such file", "a folder"
+MISSING, FOLDER, UNKNOWN_HEIC = "no such file", "a folder", "a HEIC photo"
+ADVICE = {MISSING: "check the path", FOLDER: "check the path", UNKNOWN_HEIC: f"to read those, run: {NEEDS_HEIC}"}
 
 
 class UnreadableImage(DataError):
     """A file that is damaged or not an image; `reason` says why in a few words."""
 
     def __init__(self, name: object, reason: str):
-        advice = "check the path" if reason in (MISSING, FOLDER) else "repair or remove it"
-        super().__init__(f"cannot read the image {name}: {reason}; {advice}")
+        super().__init__(f"cannot read the image {name}: {reason}; {ADVICE.get(reason, 'repair or remove it')}")
         self.reason = reason
 
 
@@ -392,7 +390,7 @@ def pixels(item: Any) -> np.ndarray:
 
 def decode(file: Path | io.BytesIO, at_least: int | None = None) -> tuple[Image.Image, tuple[int, int]]:
     """One file as (RGB image, (width, height) as stored); raises whatever Pillow raises on a bad one."""
-    with quiet_pillow(), Image.open(file, formats=FORMATS) as image:
+    with quiet_pillow(), Image.open(file, formats=decoders()) as image:
         size = image.size
         if size[0] * size[1] > MAX_PIXELS:
             raise Image.DecompressionBombError(f"({size[0] * size[1]} pixels)")
@@ -446,6 +444,8 @@ def reason(file: Path | io.BytesIO, error: Exception) -> str:
     if isinstance(error, PermissionError):
         return "permission denied"
     if isinstance(error, UnidentifiedImageError):
+        if isinstance(file, Path) and file.suffix.lower() in HEIC and not HAS_HEIC:
+            return UNKNOWN_HEIC
         try:
             n_bytes = file.stat().st_size if isinstance(file, Path) else len(file.getbuffer())
         except OSError:  # removed in the meantime

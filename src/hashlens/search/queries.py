@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image
 
 from hashlens.codes import Codes
+from hashlens.data.formats import EXTENSIONS, READABLE, decoders
 from hashlens.data.images import (
-    FORMATS,
     INSIDE,
     MAX_PIXELS,
     FileImages,
@@ -29,13 +29,10 @@ from hashlens.data.images import (
     rgb,
     upright,
 )
-from hashlens.data.kinds.folder import EXTENSIONS
 from hashlens.data.kinds.list import lines_of
 from hashlens.data.sources import open_source
 from hashlens.errors import DataError, UsageError
 from hashlens.files import expanded
-
-READABLE = "JPEG, PNG, WebP, BMP, GIF or TIFF"
 
 
 def parse_code(text: str, n_bits: int) -> Codes:
@@ -77,7 +74,7 @@ class QueryImage(Images):
                     image, (width, height) = rgb(upright(file)), file.size
                 else:
                     # a small file can be an image that fills the memory
-                    with Image.open(file, formats=FORMATS) as header:
+                    with Image.open(file, formats=decoders()) as header:
                         width, height = header.size
                     if width * height > self._max_pixels:
                         limit = f"the limit is {self._max_pixels / 1e6:.0f} million"

@@ -1,29 +1,54 @@
 """A folder: all images below it, sorted by path; the class of an image is the first folder below, at any depth.
 
-Hidden files are ignored. Other kinds find their files with these functions.
+Hidden files and folders of the system are ignored (formats.py). Other kinds find their files with these functions.
 """
 
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
 
+from hashlens.data.formats import EXTENSIONS, HEIC, NEEDS_HEIC, RAW, VIDEOS, is_ignored
 from hashlens.data.sources import Asked, Kind, Source, source_of_files
 from hashlens.errors import DataError
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
+@dataclass
+class Found:
+    """The files below a folder."""
+
+    images: list[str] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)  # number of other files, by extension
+    live: int = 0  # videos of live photos
+    closed: list[tuple[str, str]] = field(default_factory=list)  # folders that cannot be read, and why
+
+    def notes(self) -> list[str]:
+        """What a person would miss, with its number."""
+        heic, raw = (sum(self.others[one] for one in kind) for kind in (HEIC, RAW))
+        lines = [
+            (heic, f"HEIC photos left out: {heic:,}; to read them, run: {NEEDS_HEIC}"),
+            (raw, f"RAW files left out: {raw:,}; only the images beside them are used"),
+            (self.live, f"videos of live photos left out: {self.live:,}; their images are used"),
+        ]
+        return [line for n, line in lines if n]
 
 
 def _open(asked: Asked) -> Source:
-    names = find_images(asked.path)
-    labels = [class_of(name) for name in names]
-    classes = {name for found in labels for name in found}
-    empty = sorted(entry.name for entry in asked.path.iterdir() if entry.is_dir() and entry.name not in classes)
-    notes = [f"class {name!r} has no image and is left out" for name in empty if not name.startswith(".")]
+    found = find_images(asked.path)
+    if found.closed and asked.labelled:
+        folder, why = found.closed[0]
+        raise DataError(f"{why} to read the folder {asked.path / folder}; allow it or move the folder")
+    names = found.images
+    labels, notes = [class_of(name) for name in names], found.notes()
+    if asked.labelled and (classes := {name for found in labels for name in found}):
+        folders = sorted(entry.name for entry in asked.path.iterdir() if entry.is_dir() and not is_ignored(entry.name))
+        notes += [f"class {name!r} has no image and is left out" for name in folders if name not in classes]
+    skipped = [(folder, f"folder cannot be read ({why})") for folder, why in found.closed]
     name = asked.path.resolve().name or str(asked.path)
-    return source_of_files(name, asked.path, names, labels, notes=notes if classes and asked.labelled else [])
+    return source_of_files(name, asked.path, names, labels, notes=notes, skipped=skipped)
 
 
 def class_of(name: str) -> list[str]:
@@ -80,39 +105,67 @@ def respelled(found: dict[str, str], where: str) -> list[str]:
     ]
 
 
-def find_images(root: str | os.PathLike[str]) -> list[str]:
-    """Sorted relative paths of the image files below `root`; an error if it has none."""
+def find_images(root: str | os.PathLike[str]) -> Found:
+    """The image files below `root`, as sorted relative paths, and what else is there; an error if it has none."""
     root = Path(root)
-    files = _files(root, prefix="", seen=set())
-    images = sorted(path for path in files if path.lower().endswith(EXTENSIONS))
-    if not images:
-        extensions = Counter(Path(path).suffix.lower() or "no extension" for path in files).most_common(5)
-        found = ", ".join(f"{extension} × {count:,}" for extension, count in extensions) or "it is empty"
+    found = _walk(root)
+    if not found.images:
+        extensions = [f"{extension or 'no extension'} × {count:,}" for extension, count in found.others.most_common(5)]
+        closed = [f"{folder}: {why}" for folder, why in found.closed[:1]]
+        there = ", ".join(extensions + closed) or "it is empty"
+        heic = f"; to read HEIC photos, run: {NEEDS_HEIC}" if any(found.others[one] for one in HEIC) else ""
         raise DataError(
-            f"no images in {root} or its folders ({found}; looked for {' '.join(EXTENSIONS)}); check the path"
+            f"no images in {root} or its folders ({there}; looked for {' '.join(EXTENSIONS)}); check the path{heic}"
         )
-    return images
+    found.images.sort()
+    return found
 
 
-def _files(folder: Path, prefix: str, seen: set[tuple[int, int]]) -> list[str]:
-    """Files below `folder`, following links; `seen` stops a link to a folder above it."""
-    try:
-        status = folder.stat()
-        identity = (status.st_dev, status.st_ino)
-        if identity in seen:
-            return []
-        entries = sorted(folder.iterdir())
-    except PermissionError as error:
-        raise DataError(f"permission denied to read the folder {folder}; allow it or move the folder") from error
-    files = []
-    for entry in entries:
-        if entry.name.startswith("."):
+def _walk(root: Path) -> Found:
+    """All files below `root`. Links are followed last, to folders that were not seen: no circles, no image twice."""
+    found, seen = Found(), set()
+    real, linked = [""], list[str]()
+    while real or linked:
+        prefix = real.pop() if real else linked.pop(0)
+        try:
+            status = (root / prefix).stat()
+            if (identity := (status.st_dev, status.st_ino)) in seen:
+                continue
+            seen.add(identity)
+            with os.scandir(root / prefix) as entries:
+                listed = [entry for entry in entries if not is_ignored(entry.name)]
+        except PermissionError as error:
+            if not prefix:
+                raise DataError(f"permission denied to read the folder {root}; allow it or move the folder") from error
+            found.closed.append((prefix.rstrip("/"), "permission denied"))
             continue
+        except FileNotFoundError:  # removed in the meantime
+            continue
+        videos, stems = [], set()
+        for entry in sorted(listed, key=lambda entry: entry.name):
+            path, what = prefix + entry.name, _what(entry)
+            stem, extension = os.path.splitext(entry.name.lower())  # noqa: PTH122 - a tenth of the time
+            if what == "folder":
+                (linked if entry.is_symlink() else real).append(f"{path}/")
+            elif extension in EXTENSIONS and what != "other":
+                found.images.append(path)
+                stems.add(stem)
+            elif what == "file":
+                found.others[extension] += 1
+                if extension in VIDEOS:
+                    videos.append(stem)
+        found.live += sum(stem in stems for stem in videos)
+    return found
+
+
+def _what(entry: os.DirEntry[str]) -> str:
+    """A folder, a file, nothing (a broken link, which is reported as unreadable later), or other, such as a pipe."""
+    try:
         if entry.is_dir():
-            files += _files(entry, f"{prefix}{entry.name}/", seen | {identity})
-        elif entry.is_file() or not entry.exists():  # a broken link is reported as unreadable later
-            files.append(prefix + entry.name)
-    return files
+            return "folder"
+        return "file" if entry.is_file() else "other" if os.path.exists(entry) else "nothing"  # noqa: PTH110
+    except OSError:  # a link to itself
+        return "nothing"
 
 
 KIND = Kind(

@@ -118,7 +118,7 @@ def _read_column(path: Path) -> np.ndarray:
 def _locate_ids(folder: Path, ids: list[str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Files by the Flickr id at the end of their names: 0001_2124494179.jpg, or 2124494179.jpg."""
     try:
-        paths = find_images(folder)
+        paths = find_images(folder).images
     except DataError:  # none at all
         paths = []
     by_id = {match[1]: path for path in paths if (match := re.search(r"(\d+)\.\w+$", path))}

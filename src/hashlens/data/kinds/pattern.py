@@ -4,7 +4,8 @@ import glob
 import os
 from pathlib import Path
 
-from hashlens.data.kinds.folder import EXTENSIONS, class_of
+from hashlens.data.formats import EXTENSIONS
+from hashlens.data.kinds.folder import class_of
 from hashlens.data.sources import Asked, Kind, Source, source_of_files
 from hashlens.errors import DataError
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hashlens.data.formats import EXTENSIONS
 from hashlens.data.images import INSIDE
-from hashlens.data.kinds.folder import EXTENSIONS
 from hashlens.data.kinds.pattern import expand
 from hashlens.data.sources import Asked, Kind, Source, source_of_files
 from hashlens.errors import DataError, UsageError

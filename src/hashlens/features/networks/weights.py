@@ -10,6 +10,8 @@ import importlib.util
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import SubprocessError
 from typing import TYPE_CHECKING
@@ -30,7 +32,8 @@ def pretrained_weights(name: str) -> dict[str, torch.Tensor]:
 
     kept = cache_dir() / "weights" / f"{name}.safetensors"
     if not kept.exists():
-        state = _published(name)
+        with published_file(name) as path:
+            state = _published_of(name).read(path)
         with replacing(kept) as temporary:
             safetensors.torch.save_file({key: value.contiguous() for key, value in state.items()}, temporary)
     try:
@@ -39,10 +42,16 @@ def pretrained_weights(name: str) -> dict[str, torch.Tensor]:
         raise DataError(f"the weights in {kept} are damaged ({error}); delete that file and rerun") from error
 
 
-def _published(name: str) -> dict[str, torch.Tensor]:
-    """Find the published file, verify it, and read it under our names."""
+def _published_of(name: str) -> Published:
     source = network_info(name).published
     assert source is not None
+    return source
+
+
+@contextmanager
+def published_file(name: str) -> Iterator[Path]:
+    """The published file of a backbone, found or downloaded, and verified."""
+    source = _published_of(name)
     with tempfile.TemporaryDirectory() as folder:
         path = _at_hand(source) or _download(name, source, Path(folder))
         if sha256(path) != source.sha256:
@@ -50,7 +59,7 @@ def _published(name: str) -> dict[str, torch.Tensor]:
                 f"the weights of {name} in {path} are not the published ones (SHA-256 differs);"
                 f" remove {'that file' if source.member is None else f'the package {source.package}'} and rerun"
             )
-        return source.read(path)
+        yield path
 
 
 def _at_hand(source: Published) -> Path | None:
