@@ -25,7 +25,7 @@ import pdqhash
 from PIL import Image, ImageDraw, ImageEnhance, ImageFont, ImageOps
 
 from hashlens.duplicates.copies import CORRELATION, candidates, is_copy, judged
-from hashlens.duplicates.looks import look_at
+from hashlens.duplicates.looks import LOOK, look_at
 from hashlens.files import cache_dir, replacing, write_json
 from hashlens.machine import machine, versions
 
@@ -151,13 +151,17 @@ def read_photos(path: Path, numbers: np.ndarray) -> list[Image.Image]:
 
 def described(images: list[Image.Image], file: Path, names: list[str]) -> dict[str, np.ndarray]:
     """What each method keeps of each image, and its seconds; from the file if it is there."""
+    found: dict[str, np.ndarray] = {}
     if file.exists():
         with np.load(file) as kept:
-            if set(names) <= set(kept):
-                return dict(kept)
-    found: dict[str, np.ndarray] = {}
+            found = dict(kept)
+    if "looks" in found and found["looks"].dtype != LOOK:  # of another version
+        del found["looks"]
+    missing = [name for name in names if name not in found]
+    if not missing:
+        return found
     look_at(images[0])
-    for name in names:
+    for name in missing:
         start = time.process_time()
         if name == "looks":
             found[name] = np.stack([look_at(image) for image in images])

@@ -18,17 +18,25 @@ SETTLED = 0.05  # pixels; a step that moves less is the last
 HOPELESS = 0.7  # correlation after a stage, below which the pair is given up
 EARLY, HOPELESS_EARLY = 3, 0.5  # the same after a few steps
 SAME, VARIED = 1.5, 8.0  # grey levels: that much apart, images that vary by that much are the same
+SAME_COLOUR = 4.0  # levels of the mean red, green and blue
 UNKNOWNS = 8  # six of the map, contrast and brightness
 
 
 @njit(nogil=True, cache=True)
 def agreement(
-    greys: np.ndarray, boxes: np.ndarray, first: np.ndarray, second: np.ndarray, maps: np.ndarray, found: np.ndarray
+    greys: np.ndarray,
+    colours: np.ndarray,
+    boxes: np.ndarray,
+    first: np.ndarray,
+    second: np.ndarray,
+    maps: np.ndarray,
+    found: np.ndarray,
 ) -> None:
     """For each pair of rows of `greys`, (n, SIDE, SIDE) uint8: found[pair] = correlation, parts, overlap.
 
     Parameters
     ----------
+    colours : (n, 3) means.
     boxes : (n, 4) of what counts in each image, 0 to 1.
     maps : (n_pairs, 6) guesses from the unit square of the first image to that of the second; overwritten.
     found : (n_pairs, 3) float64: the mean correlation of parts with texture, how many parts that are, and how much of
@@ -39,7 +47,8 @@ def agreement(
         found[pair] = 0.0
         a, b, m = greys[first[pair]], greys[second[pair]], maps[pair]
         box_a, box_b = boxes[first[pair]], boxes[second[pair]]
-        if _difference(a, b, m) <= SAME:
+        colour = np.abs(colours[first[pair]] - colours[second[pair]]).max()
+        if colour <= SAME_COLOUR and _difference(a, b, m) <= SAME:
             found[pair, 0], found[pair, 1], found[pair, 2] = 1.0, (SIDE // PART) ** 2, 1.0
             continue
         given_up = False

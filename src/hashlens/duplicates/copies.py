@@ -44,16 +44,17 @@ def candidates(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     contents = usable[bordered[usable]]
     rows = np.concatenate([usable, contents])  # of each code: first those of whole images, then of contents
     which = np.repeat([0, 1], [len(usable), len(contents)])
+    if len(rows) < 2:
+        return rows[:0], rows[:0], np.empty((0, 3, 3))
     codes = looks["codes"][rows, which]
     index = HammingIndex(BITS)
-    if len(rows):
-        index.add(Codes(np.ascontiguousarray(codes[:, 0]), BITS))
+    index.add(Codes(np.ascontiguousarray(codes[:, 0]), BITS))
     boxes = _squares(looks["boxes"][rows, which].astype(float))
     found = []
     for number, zoom in enumerate(ZOOMS):
         for way in range(8):
             asked = Codes(turned(codes[:, number], way), BITS)
-            distances, ids = index.search(asked, min(NEAREST + 1, len(rows))) if len(rows) else (rows, rows)
+            distances, ids = index.search(asked, min(NEAREST + 1, len(rows)))
             here, place = np.nonzero((distances <= RADIUS) & (ids >= 0))
             there = ids[here, place]
             apart = distances[here, place]
@@ -95,12 +96,12 @@ def judged(
     maps = np.where(swap[:, None, None], np.linalg.inv(maps), maps)[:, :2].reshape(-1, 6)
     first, second = np.where(swap, second, first), np.where(swap, first, second)
     found = np.zeros((len(first), 3))
-    greys = np.ascontiguousarray(looks["grey"])
+    greys, colours = np.ascontiguousarray(looks["grey"]), np.ascontiguousarray(looks["colour"])
     boxes = np.where(has_border(looks)[:, None], looks["boxes"][:, 1], looks["boxes"][:, 0]).astype(float)
     with (progress or Progress(quiet=True)).bar("pairs", len(first)) as advance:
 
         def work(part: slice) -> None:
-            agreement(greys, boxes, first[part], second[part], maps[part], found[part])
+            agreement(greys, colours, boxes, first[part], second[part], maps[part], found[part])
             advance(part.stop - part.start)
 
         in_threads(work, blocks(len(first), AT_ONCE))

@@ -32,7 +32,8 @@ KINDS = {
     "copies": "the same photo, resized, recompressed, cropped, turned or framed",
     "look-alikes": "another photo that looks like it",
 }
-SHARPER = 1.02  # times as sharp counts as sharper
+ALIKE = 0.9  # of the most pixels is as large
+BLURRED = 0.75  # of the best sharpness is visibly less sharp
 AT_ONCE = 1024  # images whose look-alikes are looked up at a time
 SEEN, MOST_SEEN = "duplicates-seen.json", 20_000  # groups that `ignore` can name
 
@@ -173,8 +174,9 @@ class _Search:
     ):
         self.codes, self.looks, self.other, self.across, self.progress = codes, looks, other, across, progress
         left, top, right, bottom = looks["boxes"][:, 1].T
-        inside = np.where(has_border(looks), (right - left) * (bottom - top), 1.0)
-        self.pixels = (looks["width"].astype(float) * looks["height"] * inside).round(-2)  # without a border
+        self.bordered = has_border(looks)
+        inside = np.where(self.bordered, (right - left) * (bottom - top), 1.0)
+        self.pixels = looks["width"].astype(float) * looks["height"] * inside  # of a border none
         self.digests = [digest.tobytes().hex() for digest in looks["digest"]]
         self.members = [
             Member(path, int(look["width"]), int(look["height"]), *_size_and_mtime(path), digest, bool(from_other))
@@ -190,9 +192,10 @@ class _Search:
             together = self._together(rows, self._wanted(pairs(rows, radius)), apart)
             gone = set()
             for chosen in together:
-                keep, *rest = ordered = sorted(chosen, key=self._preference)
+                keep, why = self._best(chosen)
+                rest = [row for row in chosen if row != keep]
                 gone |= set(rest)
-                found.append(Group(kind, [self.members[row] for row in ordered], self._why(keep, rest)))
+                found.append(Group(kind, [self.members[row] for row in (keep, *rest)], why))
             rows = np.array([row for row in rows if row not in gone], np.int64)
         return found
 
@@ -255,16 +258,25 @@ class _Search:
                 groups.append(sorted(group))
         return sorted(groups)
 
-    def _preference(self, row: int) -> tuple[Any, ...]:
-        member = self.members[row]
-        sharpness = np.log(max(float(self.looks["sharpness"][row]), 1e-3)) // np.log(SHARPER)
-        return not member.other, -self.pixels[row], -sharpness, member.mtime, len(member.path), member.path
-
-    def _why(self, keep: int, rest: Sequence[int]) -> str:
-        best, *others = (self._preference(row) for row in (keep, *rest))
-        reasons = ("in the other folder", "largest", "sharpest", "oldest", "shortest name", "first name")
-        place = next(place for place in range(len(best)) if best[place] != min(others)[place])
-        return reasons[place]
+    def _best(self, rows: Sequence[int]) -> tuple[int, str]:
+        """The one to keep, and why: each rule leaves the best, until there is one."""
+        left, words = list(rows), []
+        for word, score, close in (
+            ("in the other folder", lambda row: self.members[row].other, 1.0),
+            ("largest", self.pixels.__getitem__, ALIKE),
+            ("without a border", lambda row: not self.bordered[row], 1.0),
+            ("sharpest", self.looks["sharpness"].__getitem__, BLURRED),
+            ("oldest", lambda row: -self.members[row].mtime, 1.0),
+            ("shortest name", lambda row: -len(self.members[row].path), 1.0),
+            ("first name", lambda row: -sorted(rows, key=lambda one: self.members[one].path).index(row), 1.0),
+        ):
+            scores = [score(row) for row in left]
+            best = [row for row, value in zip(left, scores, strict=True) if value >= close * max(scores)]
+            if len(best) < len(left):
+                left, words = best, [*words, word]
+            if len(left) == 1:
+                break
+        return left[0], ", ".join(words)
 
 
 def _size_and_mtime(path: str) -> tuple[int, float]:

@@ -39,6 +39,7 @@ LOOK = np.dtype(
         ("width", np.int32),
         ("height", np.int32),
         ("sharpness", np.float32),
+        ("colour", np.float32, 3),  # mean, 0 to 255
         ("parts", np.uint8),  # with texture: without, nothing can be said
         ("boxes", np.float32, (2, 4)),  # left, top, right, bottom of the whole and of the content, 0 to 1
         ("codes", np.uint8, (2, len(ZOOMS), BITS // 8)),
@@ -47,6 +48,7 @@ LOOK = np.dtype(
 )
 WHOLE = (0.0, 0.0, 1.0, 1.0)
 KEPT = np.dtype([("name", np.uint8, 16), ("size", np.int64), ("mtime", np.int64), ("look", LOOK)])
+VERSION = "looks-1"  # changes with what a look holds, so that no older one is used
 SAVED = 2_048  # images between two saves
 MANY_PARTS = 16  # are joined
 
@@ -55,7 +57,7 @@ def looks_of(
     index: Catalog, paths: Sequence[str], progress: Progress, stop: Callable[[], bool] = lambda: False
 ) -> np.ndarray:
     """A LOOK for each image of an index; those of files that have not changed are kept in the cache."""
-    place = cache_dir() / "looks" / hashlib.sha256(os.fsencode(index.path.absolute())).hexdigest()[:32]
+    place = cache_dir() / VERSION / hashlib.sha256(os.fsencode(index.path.absolute())).hexdigest()[:32]
     kept, marks = _kept(place), np.zeros(len(paths), KEPT)
     for mark, path in zip(marks, paths, strict=True):
         mark["name"] = np.frombuffer(hashlib.sha256(os.fsencode(path)).digest()[:16], np.uint8)
@@ -144,6 +146,7 @@ def look_at(image: Image.Image) -> np.ndarray:
     """One LOOK without its digest."""
     look = np.zeros((), LOOK)
     look["width"], look["height"] = image.size
+    look["colour"] = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX)).mean(axis=(0, 1))
     grey = image.convert("L")
     if max(grey.size) > WORK_SIDE:
         grey = grey.resize(
@@ -160,8 +163,13 @@ def look_at(image: Image.Image) -> np.ndarray:
     look["grey"] = _shrunk(grey, None)
     parts = look["grey"].reshape(SIDE // PART, PART, SIDE // PART, PART)
     look["parts"] = (parts.std(axis=(1, 3)) >= TEXTURE).sum()
-    look["sharpness"] = np.abs(np.diff(np.asarray(grey, np.float32), axis=1)).mean() if grey.width > 1 else 0
+    look["sharpness"] = _sharpness(np.asarray(grey, np.float32))
     return look
+
+
+def _sharpness(grey: np.ndarray) -> float:
+    """The mean step between neighbouring pixels."""
+    return float(np.mean([np.abs(np.diff(grey, axis=axis)).mean() if grey.shape[axis] > 1 else 0 for axis in (0, 1)]))
 
 
 def has_border(looks: np.ndarray) -> np.ndarray:
@@ -180,6 +188,8 @@ def _content(grey: np.ndarray) -> tuple[float, float, float, float]:
     for _ in range(2):  # once more without the other pair of margins
         top, bottom = _between(grey[:, left:right])
         left, right = _between(grey[top:bottom].T)
+    if left >= right or top >= bottom:  # an image of a few pixels
+        return WHOLE
     return left / width, top / height, right / width, bottom / height
 
 

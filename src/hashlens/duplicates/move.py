@@ -96,8 +96,8 @@ def undo(listed: Path) -> tuple[int, list[tuple[str, str]]]:
                 left.append((str(old), f"{new} is gone"))
             continue  # never moved, or restored before
         if os.path.lexists(old):
-            if old.is_file() and sha256(old) == digest == sha256(new):  # killed between two steps
-                new.unlink()
+            if old.is_file() and sha256(old) == digest and (not new.stat().st_size or sha256(new) == digest):
+                new.unlink()  # killed between two steps
                 restored += 1
             else:
                 left.append((str(old), f"another file is there now; its duplicate is {new}"))
