@@ -5,6 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
+import urllib.request
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -24,9 +27,13 @@ def installed(name, found, extra=""):
     """All distributions that an install of `name` brings."""
     if name in found:
         return found
-    distribution = metadata.distribution(name)
-    found[name] = distribution
-    for line in distribution.requires or ():
+    if name == "hashlens":  # as it is here, not as it was when it was installed
+        project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        lines = project["dependencies"] + project["optional-dependencies"].get(extra, [])
+    else:
+        found[name] = metadata.distribution(name)
+        lines = found[name].requires or []
+    for line in lines:
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
             installed(requirement.name.lower().replace("_", "-"), found)
@@ -37,17 +44,23 @@ def fill(site, extra=""):
     """Make `site` a folder like site-packages that has only what hashlens or hashlens[extra] needs."""
     site.mkdir(exist_ok=True)
     distributions = installed("hashlens", {}, extra)
-    del distributions["hashlens"]
     for distribution in distributions.values():
         for name in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
             if not (site / name).exists():
                 (site / name).symlink_to(distribution.locate_file(name))
 
 
-def run_in(place, site, *arguments):
+def start_in(place, site, *arguments):
     environment = os.environ | {"PYTHONPATH": f"{SOURCE}{os.pathsep}{site}", "HASHLENS_OFFLINE": "1"}
     command = [sys.executable, "-S", "-m", "hashlens", *arguments]
-    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=place, env=environment, **pipes)
+
+
+def run_in(place, site, *arguments):
+    started = start_in(place, site, *arguments)
+    out, err = started.communicate()
+    return subprocess.CompletedProcess(arguments, started.returncode, out, err)
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +79,8 @@ def base(tmp_path_factory):
         command = [sys.executable, "-m", "hashlens", "export", name, "--images", "photos", "--out", f"{name}-exported"]
         subprocess.run(command, cwd=place, env=os.environ | {"PYTHONPATH": str(SOURCE)}, check=True)
 
-    def run(*arguments):
-        return run_in(place, site, *arguments)
+    run = partial(run_in, place, site)
+    run.start = partial(start_in, place, site)
 
     assert run("encode", "photos", "--model", "deep-exported", "--out", "codes").returncode == 0
     assert run("index", "build", "codes", "--out", "index").returncode == 0
@@ -88,6 +101,24 @@ def test_exported_models_encode_and_search(base, model):
     assert own["distance"] == 0
 
 
+def test_a_folder_is_searched_without_any_model_of_ones_own(base):
+    done = base("search", "photos", "photos/1/9.png", "-k", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    first = json.loads(done.stdout)["hits"][0]
+    assert first["distance"] == 0 and first["path"].endswith("photos/1/9.png")
+
+
+def test_a_folder_is_served(base):
+    """The page answers, so all that the server imports is there."""
+    with base.start("serve", "photos", "--port", "0") as server:
+        line = server.stdout.readline()
+        assert line.startswith("ready  24 images"), line + server.stderr.read()
+        address = line.split()[-1]
+        with urllib.request.urlopen(f"{address}/") as page:
+            assert b"<!doctype html>" in page.read().lower()
+        server.terminate()
+
+
 @pytest.mark.parametrize(
     ("typed", "extra"),
     [
@@ -95,7 +126,6 @@ def test_exported_models_encode_and_search(base, model):
         ("train photos", "train"),
         ("train photos --method itq --features gist", "methods"),
         ("tune photos --method itq --features gist", "methods"),
-        ("serve index --model deep-exported", "serve"),
         ("encode photos --model deep-exported --on ray --out new", "ray"),
         ("compare photos --methods itq --features gist", "methods"),
         ("features photos", "train"),

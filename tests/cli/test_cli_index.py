@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -135,11 +134,6 @@ def test_wrong_options_are_one_sentence(run, codes, tmp_path):
     next(index.glob("*.items.arrow")).unlink()
     code, out = run("index", "verify", index)
     assert code == 3 and "cannot be read (No such file" in out
-
-
-def test_serve_names_its_extra_at_once(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fastapi", None)
-    assert run("serve", "nowhere") == (2, 'serve needs fastapi; run: pip install "hashlens[serve]"\n')
 
 
 def test_a_damaged_shard_is_not_added(run, codes, tmp_path):

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from hashlens.cli.options import JSON, QUIET, interruptible, without_secrets
 from hashlens.data.sources import SOURCES
-from hashlens.errors import UsageError, require
+from hashlens.errors import UsageError
 from hashlens.files import quoted, require_kind
 from hashlens.index import ENGINES
 from hashlens.progress import Progress
@@ -119,7 +119,6 @@ def serve(
     kept: KEPT = None,
 ) -> None:
     """Serve the search page and its HTTP interface on this machine, for an index or for images."""
-    require("fastapi", "uvicorn", "multipart", "jinja2", "prometheus_client", "cachetools", why="serve")
     from hashlens.server.limits import Limits
     from hashlens.server.serving import serve as serve_until_stopped
 

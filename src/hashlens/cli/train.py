@@ -32,7 +32,7 @@ NAMED = (
     "precision",
     "device",
 )  # settings with options
-DEEP = ("torch", "sklearn", "matplotlib", "jinja2")  # what training a network and its report need
+DEEP = ("torch", "sklearn", "matplotlib")  # what training a network and its report need
 
 
 @app.command()

@@ -130,60 +130,56 @@ def _open(path: Path, opened: Source, model: _Model, progress: Progress, kept: b
 
 def _update(index: IndexFolder, opened: Source, model: _Model, progress: Progress, stop: Callable[[], bool]) -> None:
     marks, known, skipped = _marks(opened), _known(index), _skipped(index.path)
-    changed = [path for path, (_, mark) in known.items() if path in marks and marks[path] != mark]
     closed = tuple(f"{folder}/" for folder, _ in opened.skipped_paths())  # nobody knows what is in there now
     gone = [path for path in known.keys() - marks if not path.startswith(closed)]
-    fresh = known.keys() - changed
-    wanted = [
-        row
-        for row, path in enumerate(marks)
-        if path not in fresh and skipped.get(path, ("",))[1:] != _stamp(marks[path])
-    ]
-    new = len(wanted) - len(changed)
-    tried = {path: reason for path, reason in skipped.items() if path in marks}
+    changed = {path for path, (_, mark) in known.items() if path in marks and marks[path] != mark}
+    tried = {path: why for path, why in skipped.items() if path in marks}
+    fresh = (known.keys() - changed) | {path for path, (_, *stamp) in tried.items() if (*stamp,) == _stamp(marks[path])}
+    wanted = [row for row, path in enumerate(marks) if path not in fresh]
     if tried != skipped:
         _write_skipped(index.path, tried)
     if gone:
         index.remove([known[path][0] for path in gone])
-    if not wanted:
-        return
+    if wanted:
+        for warning in opened.warnings:
+            progress.say(f"note: {warning}")
+        if known or skipped:
+            facts = {"new": len(wanted) - len(changed), "changed": len(changed), "deleted": len(gone)}
+            said = ", ".join(f"{n:,} {what}" for what, n in facts.items() if n)
+            progress.say(f"update  {opened.address}: {said} of {counted(len(marks), 'image')}")
+        else:
+            size = f"{counted(index.n_bits, 'bit')} each, kept in {index.path}"
+            progress.say(f"encode  {counted(len(marks), 'image')} of {opened.address}   {size}")
+        _encode(wanted, opened, model, _Work(index, known, tried), progress, stop)
+        if len(index.parts) > MANY_PARTS or 2 * len(index) < sum(map(len, index.parts)):
+            index.compact()
+    if tried and (wanted or not len(index)):
+        path, (why, *_) = min(tried.items())
+        first = f"first {shown(path)}"
+        if not len(index):
+            raise DataError(
+                f"no image of {opened.address} can be read ({len(tried):,} tried, {first}: {why}); check that this is"
+                " the right source"
+            )
+        listed = index.path / SKIPPED
+        progress.say(f"note: images that cannot be read: {len(tried):,}, {first} ({why}); all are listed in {listed}")
+
+
+def _encode(
+    wanted: list[int], opened: Source, model: _Model, work: _Work, progress: Progress, stop: Callable[[], bool]
+) -> None:
     from hashlens.codes.encode import encode_rows  # it loads Arrow's functions, which a search alone does not need
 
-    for warning in opened.warnings:
-        progress.say(f"note: {warning}")
-    if known or skipped:
-        facts = {"new": new, "changed": len(changed), "deleted": len(gone)}
-        said = ", ".join(f"{n:,} {what}" for what, n in facts.items() if n)
-        progress.say(f"update  {opened.address}: {said} of {counted(len(marks), 'image')}")
-    else:
-        size = f"{counted(index.n_bits, 'bit')} each, kept in {index.path}"
-        progress.say(f"encode  {counted(len(marks), 'image')} of {opened.address}   {size}")
-    work = _Work(index, known, tried)
     with progress.bar("images", len(wanted)) as advance:
         for rows in blocks(len(wanted), STEP):
             table = opened.table.take(wanted[rows])
             work.add(encode_rows(model.encoder, table, opened.reader(table), advance))
-            if asked := stop():
+            left = len(wanted) - rows.stop
+            stopped = left and stop()
+            if not left or stopped or work.seconds > SAVE_SECONDS:
                 work.save()
-                left = len(wanted) - rows.stop
-                if left:
-                    raise Stopped(f"stopped; {counted(left, 'image')} left to encode; rerun the same command to resume")
-            if not asked and work.seconds > SAVE_SECONDS:
-                work.save()
-    work.save()
-    if len(index.parts) > MANY_PARTS or 2 * len(index) < sum(map(len, index.parts)):
-        index.compact()
-    if not len(index):
-        path, (why, *_) = next(iter(work.skipped.items()))
-        raise DataError(
-            f"no image of {opened.address} can be read ({len(work.skipped):,} tried, first {shown(path)}: {why}); check"
-            " that this is the right source"
-        )
-    if n := len(work.skipped):
-        path, (why, *_) = next(iter(work.skipped.items()))
-        progress.say(
-            f"note: images that cannot be read: {n:,}, first {shown(path)} ({why}); all are in {index.path / SKIPPED}"
-        )
+            if stopped:
+                raise Stopped(f"stopped; {counted(left, 'image')} left to encode; rerun the same command to resume")
 
 
 class _Work:

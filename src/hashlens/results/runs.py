@@ -117,7 +117,7 @@ def run(
             progress.say(f"split {number + 1} of {len(more_splits) + 1}, seed {other.seed}")
             result["splits"].append(_run_split(copy, source, other, out / "splits" / str(number), **how))
         result["over_splits"] = mean_scores([split["metrics"] for split in result["splits"]])
-    if find_spec("matplotlib") and find_spec("jinja2"):
+    if find_spec("matplotlib"):
         _draw(out, result, nearest(query, database, source, protocol), history, commands)
     else:
         progress.say('note: results.png and report.html are not written; they need pip install "hashlens[report]"')
