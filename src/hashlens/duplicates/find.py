@@ -159,7 +159,7 @@ def listed(index: Catalog) -> tuple[list[str], Codes]:
         places = part.still()
         column = part.items().column("path")
         paths += [column[int(place)].as_py() for place in places]
-        codes.append(part.codes(places, index.n_bits))
+        codes.append(Codes(part.codes(places), index.n_bits))
     if not paths:
         raise DataError(f"{index.path} has no images; nothing to compare")
     order = sorted(range(len(paths)), key=paths.__getitem__)
@@ -260,7 +260,7 @@ class _Search:
 
     def _best(self, rows: Sequence[int]) -> tuple[int, str]:
         """The one to keep, and why: each rule leaves the best, until there is one."""
-        left, words = list(rows), []
+        left, words = list(rows), list[str]()
         for word, score, close in (
             ("in the other folder", lambda row: self.members[row].other, 1.0),
             ("largest", self.pixels.__getitem__, ALIKE),
