@@ -250,7 +250,8 @@ def test_a_method_on_features_and_one_with_its_own_way(made, tmp_path):
 def test_a_trained_model_as_it_is(made, tmp_path):
     """The network is prepared once, and its codes are still those that the model itself makes, mirrored or not."""
     paths = sorted(map(str, made.images.rglob("*.jpg")))
-    hasher = DTSH(64, backbone="small-cnn", image_size=24, training=Training(epochs=1, batch_size=30))
+    training = Training(epochs=1, batch_size=30)
+    hasher = DTSH(64, backbone="small-cnn", image_size=24, sampling="in-batch", training=training)
     hasher.fit(paths, np.arange(60) // 20)
     plain = hasher.encode(paths)
     hasher.training = replace(hasher.training, mirror=True)
