@@ -20,6 +20,10 @@ from hashlens.errors import StorageError, UsageError
 LOCK = ".hashlens.lock"
 
 
+class InUse(UsageError):
+    """Another process is writing to the same folder."""
+
+
 def cache_dir() -> Path:
     """Where downloads and computed features are kept; HASHLENS_CACHE moves it."""
     if os.environ.get("HASHLENS_CACHE"):
@@ -59,6 +63,11 @@ def shown(path: str) -> str:
 def quoted(path: str | os.PathLike[str]) -> str:
     """A path quoted for the shell."""
     return shlex.quote(os.fspath(path))
+
+
+def without_secrets(address: str) -> str:
+    """The address of an engine as a shell takes it; one that may contain a password is not shown."""
+    return "ADDRESS" if "@" in address or "password" in address.lower() else quoted(address)
 
 
 def sha256(path: Path) -> str:
@@ -172,7 +181,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         try:
             lock = FileLock(folder / LOCK, thread_local=False).acquire(timeout=0)
         except Timeout as error:
-            raise UsageError(
+            raise InUse(
                 f"another process is writing to {folder}; wait until it has finished, or choose another folder"
             ) from error
     try:

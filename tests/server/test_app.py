@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import io
 import json
 import os
@@ -14,6 +15,7 @@ import threading
 import time
 import urllib.request
 import zlib
+from pathlib import Path
 
 import httpx2 as httpx
 import numpy as np
@@ -27,6 +29,7 @@ from hashlens import Codes
 from hashlens.errors import UsageError
 from hashlens.index.folder import IndexFolder
 from hashlens.search import Searcher, open_searcher
+from hashlens.server.access import Access
 from hashlens.server.app import create_app
 from hashlens.server.limits import Limits
 from hashlens.server.serving import is_loopback, listen
@@ -180,20 +183,13 @@ def test_the_pages_need_nothing_from_elsewhere(client):
     [
         (b"just text", "cannot read the image query.jpg: not a JPEG"),
         (b"", "zero bytes"),
-        (png_header(30_000, 30_000), "30,000 x 30,000 pixels"),
-        (png_header(9_500, 9_500), "9,500 x 9,500 pixels, the limit is 89 million"),
+        (png_header(30_000, 30_000), "900 megapixels, limit 25; save it again, smaller"),
+        (png_header(5_100, 5_000), "26 megapixels, limit 25"),  # which index images may have
         (png_header(200, 200), "query.jpg"),  # a whole file, but of too few pixels
     ],
 )
 def test_unreadable_images(client, content, words):
-    start = time.perf_counter()
-    assert_problem(upload(client, content), 400)
-    response = upload(client, content)
-    assert (
-        words.replace("30,000 x 30,000 pixels", "") in response.json()["detail"]
-        or "megapixels" in response.json()["detail"]
-    )
-    assert time.perf_counter() - start < 5
+    assert_problem(upload(client, content), 400, words)
 
 
 def test_a_truncated_image(client, image):
@@ -282,7 +278,7 @@ def test_other_names_for_this_machine_are_refused(client, searcher):
         assert response.headers["x-content-type-options"] == "nosniff"
     for host in ("localhost:8000", "127.0.0.1:1", "[::1]:8000", "LOCALHOST"):
         assert client.get("/healthz", headers={"host": host}).status_code == 200
-    with TestClient(create_app(searcher, hosts=None), base_url="http://any.example") as anyone:
+    with TestClient(create_app(searcher, access=Access(hosts=None)), base_url="http://any.example") as anyone:
         assert anyone.get("/healthz").status_code == 200
 
 
@@ -323,11 +319,11 @@ def test_missing_files_have_a_placeholder(tmp_path, rng):
         assert client.get("/v1/items/0/thumb").status_code == 200
         assert_problem(client.get("/v1/items/2/thumb"), 404, "it was removed")
         assert_problem(client.post("/v1/search", json={"id": 2}), 404, "it was removed")
-        assert_problem(upload(client, b"x"), 422, "no model is loaded")
+        assert_problem(upload(client, b"x"), 422, "no model for images is loaded")
         assert len(client.post("/v1/search", json={"id": 1}).json()["hits"]) == 2
         for size in ("small", "large") * 3:
             client.get("/v1/items/0/thumb", params={"size": size})
-        assert app.state.thumbs.currsize <= 3_000
+        assert app.state.service.thumbs.currsize <= 3_000
 
 
 def test_an_empty_index(tmp_path):
@@ -419,8 +415,19 @@ def process(made):
 
 
 def resident(pid):
-    with open(f"/proc/{pid}/statm") as file:  # noqa: PTH123
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Memory of a server with all its processes."""
+    total = 0
+    for one in [pid, *descendants(pid)]:
+        with contextlib.suppress(OSError):
+            total += int(Path(f"/proc/{one}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return total
+
+
+def descendants(pid):
+    with contextlib.suppress(OSError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children] + [one for child in children for one in descendants(int(child))]
+    return []
 
 
 def test_a_real_server(process, image):
@@ -486,13 +493,12 @@ def _at_once(address, image, n):
     return asyncio.run(main())
 
 
-def test_fuzzed_requests(client):
+def test_fuzzed_requests(searcher):
     """A few hundred made from the OpenAPI document; benchmarks/fuzz.py makes ten thousand."""
     from benchmarks.fuzz import fuzz
 
-    found = fuzz(client.app, n=300, seed=0)
+    found = fuzz(create_app(searcher), n=300, seed=0)
     assert found["requests"] >= 300 and found["failures"] == []
-    assert client.get("/healthz").status_code == 200
 
 
 def test_the_document_says_what_is_answered(client):

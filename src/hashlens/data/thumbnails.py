@@ -29,12 +29,14 @@ def thumbnail(index: Catalog, path: str, size: int, moved_to: Path | None = None
     If the images were moved, `moved_to` is where the folder common to all of them is now.
     """
     try:
-        return shrunk(decode(_file(index.roots, path, moved_to), at_least=size)[0], size)
+        return shrunk(decode(original(index, path, moved_to), at_least=size)[0], size)
     except Exception:  # Pillow raises nearly anything on a damaged file
         return None
 
 
-def _file(roots: list[str], path: str, moved_to: Path | None) -> Path | io.BytesIO:
+def original(index: Catalog, path: str, moved_to: Path | None = None) -> Path | io.BytesIO:
+    """The file of an image, or its bytes if it is in a tar file; raises OSError or KeyError if it is missing."""
+    roots = index.roots
     before, inside, member = path.partition(f".tar{INSIDE}")
     file = f"{before}.tar" if inside else path
     if moved_to is not None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,20 +72,29 @@ class Searcher:
                 " that the index was made with"
             )
         self.index, self.encoder, self.engine, self.max_pixels = index, encoder, engine, max_pixels
+        self.stale: str | None = None  # why the index on disk could not be loaded; answers come from the one before
 
     @property
     def takes_images(self) -> bool:
-        """Whether there is a model; without one only ids and codes can be searched for."""
-        return self.encoder is not None
+        """Whether there is a model for images; without one only ids and codes can be searched for."""
+        return self.encoder is not None and self.encoder.size is not None
+
+    def image_size(self) -> int:
+        """Pixels per side of the images that the model takes."""
+        if self.encoder is None or self.encoder.size is None:
+            raise UsageError("no model for images is loaded, so they cannot be encoded; search by id or by code")
+        return self.encoder.size
 
     def now(self) -> Searcher:
         """A searcher on the index as it is on disk now; it stays that way for whoever holds it."""
         if self.index.changed():
-            with suppress(DataError):  # in the middle of a change; the next call tries again
+            try:
                 index = IndexFolder.open(self.index.path)
                 if index.model["fingerprint"] != self.index.model["fingerprint"]:
                     raise MismatchError(f"{index.path} was rebuilt with another model; restart with that model")
-                self.index = index
+                self.index, self.stale = index, None
+            except DataError as error:  # perhaps in the middle of a change; the next call tries again
+                self.stale = error.message
         return copy.copy(self)
 
     def search(
@@ -161,11 +169,12 @@ class Searcher:
             query = QueryImage(query, self.max_pixels)
         if not isinstance(query, QueryImage):
             raise UsageError(f"cannot search for {type(query).__name__}; give an image, an id or a code")
-        if self.encoder is None:
-            raise UsageError("no model is loaded, so images cannot be encoded; search by id or by code")
-        start = time.perf_counter()
+        self.image_size()
+        assert self.encoder is not None
+        start, before = time.perf_counter(), query.seconds  # it may have been decoded elsewhere
         code = self.encoder.codes(query)
-        return Query(code, query.facts, query.seconds, time.perf_counter() - start - query.seconds)
+        encode = time.perf_counter() - start - (query.seconds - before)
+        return Query(code, query.facts, query.seconds, encode)
 
     def warm_up(self) -> None:
         """Compile, map and load now what the first search would otherwise wait for."""

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from hashlens.errors import HashlensError, MismatchError, UsageError
+from hashlens.errors import HashlensError, MismatchError, StorageError, UsageError
 from hashlens.search import EmptyIndex, NoSuchImage, UnreadableImage
 
 STATUS: list[tuple[type[HashlensError], int]] = [  # the first that fits
@@ -19,6 +19,7 @@ STATUS: list[tuple[type[HashlensError], int]] = [  # the first that fits
     (EmptyIndex, 409),
     (UsageError, 422),
     (MismatchError, 422),
+    (StorageError, 507),
 ]
 
 MEDIA_TYPE = "application/problem+json"
