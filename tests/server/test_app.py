@@ -2,15 +2,11 @@
 
 import asyncio
 import base64
-import contextlib
 import io
 import json
-import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -23,6 +19,7 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
+from running import descendants, resident, running
 from starlette.exceptions import HTTPException
 
 from hashlens import Codes
@@ -401,40 +398,17 @@ def process(made):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "hashlens", "serve", made.index, "--model", made.exported, "--port", str(port)]
-        limits = ["--max-k", "30", "--max-pixels", "5", "--timeout", "50", "--max-waiting", "70"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started = subprocess.Popen([*command, *limits, "--thumbnail-cache", "1"], cwd="/", **pipes)
-        try:
-            line = started.stdout.readline()
-            assert line.startswith("ready  60 images · 20 bits · exact · http://127.0.0.1:"), started.stderr.read()
-            yield started, line.split()[-1], port
-        finally:
-            started.kill()
-            started.communicate()
-
-
-def resident(pid):
-    """Memory of a server with all its processes."""
-    total = 0
-    for one in [pid, *descendants(pid)]:
-        with contextlib.suppress(OSError):
-            total += int(Path(f"/proc/{one}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return total
-
-
-def descendants(pid):
-    with contextlib.suppress(OSError):
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(child) for child in children] + [one for child in children for one in descendants(int(child))]
-    return []
+        limits = ["--max-k", 30, "--max-pixels", 5, "--timeout", 50, "--max-waiting", 70, "--thumbnail-cache", 1]
+        with running(made.index, "--model", made.exported, "--port", port, *limits) as started:
+            yield started, port
 
 
 def test_a_real_server(process, image):
     """It finds its images, 1 GB of zeros does not fill its memory, many at once are answered, SIGTERM ends it well."""
-    started, address, port = process
+    started, port = process
+    address, pid = started.address, started.process.pid
     host = address.removeprefix("http://")
-    before = resident(started.pid)
+    before = resident(pid)
     as_json = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{address}/v1/search", json.dumps({"id": 3, "k": 30}).encode(), as_json)
     with urllib.request.urlopen(request) as response:  # nothing but the standard library is needed to ask
@@ -444,17 +418,19 @@ def test_a_real_server(process, image):
         limits = client.get("/v1/info").json()["limits"]
         assert limits == {"max_upload": 20_000_000, "max_pixels": 5_000_000, "max_k": 30}
         assert client.post("/v1/search", files={"image": ("q.jpg", image)}).status_code == 200
-        sent, answered, peak = _send_zeros(host, 10**9, started.pid)
+        sent, answered, peak = _send_zeros(host, 10**9, pid)
         assert b"413" in answered.split(b"\r\n")[0] and sent < 10**9
         assert peak - before < 100_000_000
-        _, answered, _ = _send_zeros(host, 10**9, started.pid, declare=True)
+        _, answered, _ = _send_zeros(host, 10**9, pid, declare=True)
         assert b"413" in answered.split(b"\r\n")[0]
         statuses = _at_once(address, image, 200)
         assert set(statuses) <= {200, 503} and statuses.count(200) >= 60
         assert client.get("/healthz").json() == {"alive": True}
-    started.send_signal(signal.SIGTERM)
-    assert started.wait(20) == 0
-    assert f"port {port} is taken; using" in started.stderr.read()
+    of_server = descendants(pid)
+    started.process.send_signal(signal.SIGTERM)
+    assert started.process.wait(20) == 0
+    assert any(f"port {port} is taken; using" in line for line in started.lines)
+    assert not any(Path(f"/proc/{one}").exists() for one in of_server)  # nothing is left behind
 
 
 def _send_zeros(host, n_bytes, pid, declare=False):

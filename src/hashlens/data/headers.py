@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 MAX_SCANS = 50  # a progressive JPEG has about ten; every one goes through all pixels again
 MAX_FRAMES = 10_000  # only the first is decoded
 MAX_CHUNKS = 50_000  # of a PNG of 300 MB in parts of 8 kB there are as many
+MAX_FILL = 1_000  # between the segments of a JPEG, which Pillow reads one by one
 MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # in the data of a JPEG: neither a stuffed byte nor a restart
 
 
@@ -33,23 +34,29 @@ def require_cheap(content: bytes, max_pixels: int) -> None:
 
 
 def too_many_pixels(n: int, limit: int) -> Costly:
-    return Costly(f"{n / 1e6:,.0f} megapixels, limit {limit / 1e6:,.0f}")
+    digits = 0 if limit >= 1e6 else 3
+    return Costly(f"{n / 1e6:,.{digits}f} megapixels, limit {limit / 1e6:,.{digits}f}")
 
 
-LIMITS = {"scans": MAX_SCANS, "frames": MAX_FRAMES, "chunks": MAX_CHUNKS}
+LIMITS = {"scans": MAX_SCANS, "frames": MAX_FRAMES, "chunks": MAX_CHUNKS, "fill bytes": MAX_FILL}
 Counts = Iterator[tuple[str, int]]  # what is counted, and how many there are so far
 
 
 def _jpeg(content: bytes) -> Counts:
-    place, n_scans = 2, 0
+    place, n_scans, n_segments = 2, 0, 0
     while found := MARKER.search(content, place):
+        if not n_scans:
+            yield "fill bytes", found.start() - place
         marker, place = found[0][1], found.end()
         if marker == 0xD9:  # the end; what follows is not read
             return
         if marker == 0xDA:
             n_scans += 1
             yield "scans", n_scans
+        n_segments += 1
+        yield "chunks", n_segments
         place += struct.unpack_from(">H", content, place)[0]
+    yield "fill bytes", len(content) - place if not n_scans else 0
 
 
 def _png(content: bytes) -> Counts:

@@ -406,7 +406,7 @@ def decode(
     """One file as (RGB image, (width, height) as stored); raises whatever Pillow raises on a bad one."""
     content = _content(file)
     require_cheap(content, max_pixels)
-    with quiet_pillow(), Image.open(io.BytesIO(content), formats=FORMATS) as image:
+    with quiet_pillow(), _opened(content, max_pixels) as image:
         size = image.size
         if size[0] * size[1] > max_pixels:
             raise too_many_pixels(size[0] * size[1], max_pixels)
@@ -415,6 +415,13 @@ def decode(
             image.draft("RGB", (2 * at_least, 2 * at_least))
         image.load()
         return rgb(upright(image)), size
+
+
+def _opened(content: bytes, max_pixels: int) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(content), formats=FORMATS)
+    except Image.DecompressionBombError as error:  # Pillow's own limit, above ours
+        raise too_many_pixels(int(re.findall(r"\d+", str(error))[0]), max_pixels) from error
 
 
 def _content(file: Path | io.BytesIO) -> bytes:
@@ -462,8 +469,6 @@ def reason(file: Path | io.BytesIO, error: Exception) -> str:
     text = str(error)
     if isinstance(error, Costly):
         return text
-    if isinstance(error, Image.DecompressionBombError):  # Pillow's own limit
-        return str(too_many_pixels(int(re.findall(r"\d+", text)[0]), MAX_PIXELS))
     if isinstance(error, MemoryError):
         return "more than the memory that is left for it"
     if isinstance(error, FileNotFoundError | NotADirectoryError):

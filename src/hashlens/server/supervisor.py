@@ -25,7 +25,7 @@ from hashlens.errors import HashlensError, Stopped
 from hashlens.server.limits import KILL_SECONDS
 from hashlens.server.serving import JOB, Named, Serving
 
-PAUSES = (0, 1, 2, 4, 8)  # seconds before each attempt to start again; then the supervisor gives up
+PAUSES = (0, 1, 5)  # seconds before each attempt to start again; then the supervisor gives up
 LIVED = 5  # seconds, below which the first attempt waits too
 HINTS = {"SIGBUS": ": a file of the index was cut short, or its disk failed", "SIGKILL": ": perhaps for want of memory"}
 
