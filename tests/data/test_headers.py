@@ -4,9 +4,9 @@ import io
 
 import numpy as np
 import pytest
-from made_hostile import hostile_images
 from PIL import Image
 
+from benchmarks.hostile import hostile_images
 from hashlens.data.headers import MAX_SCANS, Costly, require_cheap
 from hashlens.data.images import UnreadableImage, as_images, decode
 

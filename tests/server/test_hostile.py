@@ -14,10 +14,10 @@ import urllib.request
 import httpx2 as httpx
 import pytest
 from fastapi.testclient import TestClient
-from made_hostile import hostile_images, runs_of_one
 from PIL import Image
 from running import children, resident, running
 
+from benchmarks.hostile import hostile_images, runs_of_one
 from hashlens.search import open_searcher
 from hashlens.server.app import create_app
 from hashlens.server.limits import Limits

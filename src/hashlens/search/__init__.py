@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -26,6 +27,7 @@ from hashlens.search.queries import QueryImage, is_code, parse_code
 
 __all__ = ["EmptyIndex", "NoSuchImage", "Searcher", "UnreadableImage", "open_index", "open_searcher"]
 
+Result = TypeVar("Result")
 K = 10  # results, if neither their number nor a radius is given
 
 
@@ -97,6 +99,16 @@ class Searcher:
                 self.stale = error.message
         return copy.copy(self)
 
+    def on_disk(self, work: Callable[[Searcher], Result]) -> Result:
+        """work(self.now()); again if another process has replaced a file of the index in the middle of it."""
+        now = self.now()
+        try:
+            return work(now)
+        except DataError:
+            if not now.index.changed():
+                raise
+            return work(self.now())
+
     def search(
         self,
         query: Any,
@@ -121,7 +133,7 @@ class Searcher:
         are None unless they are asked for, and if an engine finds the hits.
         """
         require_numbers(k, radius)
-        return self.now()._search(query, k, radius, label, histogram)
+        return self.on_disk(lambda now: now._search(query, k, radius, label, histogram))
 
     def _search(
         self, query: Any, k: int | None, radius: int | None, label: str | None, histogram: bool = False

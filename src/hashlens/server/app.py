@@ -156,11 +156,10 @@ def _add_items(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/items/{id}", summary="Path, labels and code of an image", responses={404: PROBLEM, 422: PROBLEM})
     async def item(id: Id) -> JSONResponse:
-        return JSONResponse(await service.searches.run(lambda: searcher.now().item(id)))
+        return JSONResponse(await service.searches.run(searcher.on_disk, lambda now: now.item(id)))
 
-    def open_file(id_: int) -> tuple[tuple[Any, ...], BinaryIO | None]:
+    def open_file(now: Searcher, id_: int) -> tuple[tuple[Any, ...], BinaryIO | None]:
         """What changes with an image or its file, and the file, None if it is missing."""
-        now = searcher.now()
         path = now.item(id_)["path"]
         try:
             found = original(now.index, path, service.images)
@@ -189,7 +188,7 @@ def _add_items(app: FastAPI, service: Service) -> None:
     async def thumb(request: Request, id: Id, size: str = "small") -> Response:
         if size not in SIZES:
             raise HTTPException(422, "size must be small or large")
-        key, file = await service.searches.run(open_file, id)
+        key, file = await service.searches.run(searcher.on_disk, lambda now: open_file(now, id))
         key = (*key, SIZES[size])
         content = thumbs.get(key, b"")
         if file is not None:
@@ -245,15 +244,14 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         few = len(index) <= 10_000_000  # beyond that, listing the labels takes seconds
         return {"labels": index.labels() if few else [], "examples": index.examples()}
 
-    def info_now() -> dict[str, Any]:
-        now = searcher.now()
+    def info_now(now: Searcher) -> dict[str, Any]:
         shown = {"max_upload": limits.max_upload, "max_pixels": limits.max_pixels, "max_k": limits.max_k}
         about = {"takes_images": now.takes_images, "limits": shown, "version": hashlens.__version__}
         return now.facts() | items(now.index) | about
 
     @app.get("/v1/info", summary="What the index contains, and the limits")
     async def info() -> JSONResponse:
-        return JSONResponse(await service.searches.run(info_now))
+        return JSONResponse(await service.searches.run(searcher.on_disk, info_now))
 
     @app.get("/healthz", summary="Whether the server is alive")
     async def healthz() -> dict[str, bool]:

@@ -97,8 +97,6 @@ class Service:
             raise HTTPException(503, f"not ready: {why}", {"Retry-After": "5"})
 
     def _probe(self) -> None:
-        n_bits = self.searcher.index.n_bits
-        blank = Codes(np.zeros((1, -(-n_bits // 8)), np.uint8), n_bits)
-        now = self.searcher.now()
-        if len(now.index):
-            now.search(blank, 1)
+        index = self.searcher.now().index
+        if len(index):
+            self.searcher.search(Codes(np.zeros((1, -(-index.n_bits // 8)), np.uint8), index.n_bits), 1)

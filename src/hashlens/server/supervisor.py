@@ -117,6 +117,7 @@ class Supervisor:
             server.line = message["ready"]
             return server
         code = process.wait()
+        self._end(server)
         failed = HashlensError(message.get("error") or _died(code))
         failed.exit_code = message.get("exit_code", 1)
         raise failed

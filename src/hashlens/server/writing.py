@@ -46,7 +46,7 @@ class Writer:
         self._require_index(now)
         code = now.encode(query).code
         path = folder / _name(file)
-        if (item := _item(now, code, path.as_posix())) is not None:
+        if (item := self.searcher.on_disk(lambda now: _item(now, code, path.as_posix()))) is not None:
             return item, False
         existed = path.exists()
         if not existed:
@@ -58,13 +58,13 @@ class Writer:
             if not existed:
                 path.unlink(missing_ok=True)
             raise
-        return self.searcher.now().item(id_), True
+        return self.searcher.on_disk(lambda now: now.item(id_)), True
 
     def remove(self, id_: int) -> None:
         """Remove an image from the index, and its file if it was added here."""
         now = self.searcher.now()
         self._require_index(now)
-        path = Path(now.item(id_)["path"])
+        path = Path(self.searcher.on_disk(lambda now: now.item(id_))["path"])
         if not self._change(lambda index: index.remove([id_])):
             raise NoSuchImage(f"the index has no image {id_}; it was removed, or never added")
         if self.folder is not None and path.is_relative_to(self.folder):
