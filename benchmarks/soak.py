@@ -232,6 +232,8 @@ class Soak:
                     if status in (200, 201):
                         self.added[item["id"]] = item["path"]
                 self.note(f"add {status}", start, time.monotonic())
+            if status == 500:
+                self.wrong.append("a change caused a server error")
 
     def lost(self) -> list[str]:
         """Acknowledged changes that the index on disk does not have."""
@@ -352,6 +354,8 @@ def soak(folder: Path, seconds: float, clients: int, kills: int, fills: int, see
         }  # fmt: skip
     finally:
         stopped = server.stop()
+    if run.wrong or lost:
+        print((folder.parent / "server.log").read_text(encoding="utf-8")[-10_000:], file=sys.stderr)
     return found | {"seconds_to_stop": round(stopped, 1)}
 
 

@@ -184,10 +184,11 @@ def test_hangup_renews_the_server_process(started):
     started.process.send_signal(signal.SIGHUP)
     for _ in range(600):
         assert _ask(started, {"id": 3})["query"]["id"] == 3  # all the while
-        if any("a new server process answers" in line for line in started.lines):
+        if before not in children(started.process.pid):
             break
         time.sleep(0.1)
-    assert before not in children(started.process.pid) or len(children(started.process.pid)) > 1
+    assert before not in children(started.process.pid)
+    assert any("a new server process answers" in line for line in started.lines)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs SIGBUS for mapped files as on Linux")
@@ -202,7 +203,7 @@ def test_a_file_cut_short_under_the_server_is_named(made, tmp_path):
         os.truncate(pieces, 0)
         with contextlib.suppress(OSError):
             _ask(found, {"id": 3})
-        assert found.process.wait(60) in (3, 1)
+        assert found.process.wait(120) == 3
         found._reader.join()
         text = "".join(found.lines)
         assert "was ended by SIGBUS: a file of the index was cut short" in text and "cannot serve: " in text

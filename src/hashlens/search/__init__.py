@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -74,6 +75,9 @@ class Searcher:
                 " that the index was made with"
             )
         self.index, self.encoder, self.engine, self.max_pixels = index, encoder, engine, max_pixels
+        # one thread at a time opens the index: the others would only do the same, and `ast`, which numpy reads headers
+        # with, fails in two threads at once (CPython 3.11)
+        self.loading = Lock()
         self.stale: str | None = None  # why the index on disk could not be loaded; answers come from the one before
 
     @property
@@ -90,14 +94,19 @@ class Searcher:
     def now(self) -> Searcher:
         """A searcher on the index as it is on disk now; it stays that way for whoever holds it."""
         if self.index.changed():
-            try:
-                index = IndexFolder.open(self.index.path)
-                if index.model["fingerprint"] != self.index.model["fingerprint"]:
-                    raise MismatchError(f"{index.path} was rebuilt with another model; restart with that model")
-                self.index, self.stale = index, None
-            except DataError as error:  # perhaps in the middle of a change; the next call tries again
-                self.stale = error.message
+            with self.loading:
+                if self.index.changed():
+                    self._load()
         return copy.copy(self)
+
+    def _load(self) -> None:
+        try:
+            index = IndexFolder.open(self.index.path)
+            if index.model["fingerprint"] != self.index.model["fingerprint"]:
+                raise MismatchError(f"{index.path} was rebuilt with another model; restart with that model")
+            self.index, self.stale = index, None
+        except DataError as error:  # perhaps in the middle of a change; the next call tries again
+            self.stale = error.message
 
     def on_disk(self, work: Callable[[Searcher], Result]) -> Result:
         """work(self.now()); again if another process has replaced a file of the index in the middle of it."""

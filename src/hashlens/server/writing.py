@@ -72,9 +72,8 @@ class Writer:
 
     def join_parts(self) -> None:
         """Every change adds a part, and every search reads them all."""
-        index = IndexFolder.open(self.searcher.index.path)
-        if len(index.parts) > MAX_PARTS:
-            index.compact()
+        if len(self.searcher.now().index.parts) > MAX_PARTS:
+            self._change(IndexFolder.compact)
 
     def _require_index(self, now: Searcher) -> None:
         if now.engine is not None or not isinstance(now.index, IndexFolder):
@@ -85,7 +84,8 @@ class Writer:
         end = time.monotonic() + WAIT_SECONDS
         while True:
             try:
-                return change(IndexFolder.open(self.searcher.index.path))
+                with self.searcher.loading:  # searches wait for it only once there is something new to load
+                    return change(IndexFolder.open(self.searcher.index.path))
             except InUse as error:
                 if time.monotonic() > end:
                     raise busy("another process is changing the index", 5) from error
