@@ -29,6 +29,11 @@ class Running:
     def connect(self, timeout: float = 30) -> socket.socket:
         return socket.create_connection((self.host, self.port), timeout=timeout)
 
+    def stop(self) -> int:
+        """As a service manager does it: what was answered is in the log; gives the exit code."""
+        self.process.terminate()
+        return self.process.wait(60)
+
     def end(self) -> None:
         with contextlib.suppress(IndexError):
             os.kill(self.server, 9)  # and with its input, that of the supervisor

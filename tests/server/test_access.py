@@ -323,6 +323,7 @@ def test_a_real_server_with_tls_tokens_and_a_log(made, tmp_path):
             except urllib.error.HTTPError as error:
                 assert error.code == status
                 error.close()
+        assert started.stop() == 0
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["status"] for line in lines] == [200, 401] and READ not in log.read_text()
     assert lines[0]["path"] == "/v1/search" and lines[0]["user"] and lines[1]["user"] is None

@@ -91,8 +91,9 @@ def test_nginx_in_front(made, tmp_path):
         with pytest.raises(urllib.error.HTTPError, match="421") as caught:
             urllib.request.urlopen(direct, timeout=60)
         caught.value.close()
+        assert started.stop() == 0
     clients = [json.loads(line)["client"] for line in log.read_text().splitlines()]
-    assert clients[:5] == ["127.0.0.2"] * 5  # as nginx saw them, not as they said
+    assert clients == ["127.0.0.2"] * 5 + ["127.0.0.1"]  # as nginx saw them, not as they said
 
 
 @contextlib.contextmanager

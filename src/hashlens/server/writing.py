@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 import pyarrow as pa
 
 from hashlens.codes import Codes
-from hashlens.errors import UsageError
+from hashlens.errors import MismatchError, UsageError
 from hashlens.files import InUse, replacing, storage_errors, sync
 from hashlens.index.folder import IndexFolder
 from hashlens.search import NoSuchImage, Searcher
@@ -80,12 +80,17 @@ class Writer:
             raise UsageError("only an index folder that is searched here can be changed, no codes folder and no engine")
 
     def _change(self, change: Callable[[IndexFolder], Result]) -> Result:
-        """On an index of its own: those that are searched stay as they are."""
+        """On an index of its own, which then replaces the one that is searched."""
         end = time.monotonic() + WAIT_SECONDS
         while True:
             try:
                 with self.searcher.loading:  # searches wait for it only once there is something new to load
-                    return change(IndexFolder.open(self.searcher.index.path))
+                    index = IndexFolder.open(self.searcher.index.path)
+                    if index.model["fingerprint"] != self.searcher.index.model["fingerprint"]:
+                        raise MismatchError(f"{index.path} was rebuilt with another model; restart with that model")
+                    result = change(index)
+                    self.searcher.index, self.searcher.stale = index, None
+                    return result
             except InUse as error:
                 if time.monotonic() > end:
                     raise busy("another process is changing the index", 5) from error
