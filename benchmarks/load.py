@@ -29,10 +29,11 @@ import sys
 from pathlib import Path
 from hashlens.index.folder import IndexFolder
 from hashlens.search import Searcher
-from hashlens.server.limits import Limits
-from hashlens.server.serving import serve
+from hashlens.server.process import serve
+from hashlens.server.serving import Serving, listen
+sock = listen("127.0.0.1", 8000)
 searcher = Searcher(IndexFolder.open(Path(sys.argv[1])))
-serve(searcher, "127.0.0.1", 8000, limits=Limits(), say=lambda text: None, ready=lambda text: print(text, flush=True))
+serve(searcher, Serving(port=sock.getsockname()[1]), sock, lambda text: print(text, flush=True))
 """
 
 

@@ -231,6 +231,30 @@ def load_test() -> str:
     return "\n".join(rows)
 
 
+def soak() -> str:
+    """What `python -m benchmarks.soak --write` counted and measured."""
+    found = json.loads((RESULTS / "speed" / "soak.json").read_text(encoding="utf-8"))
+    counts = found["counts"]
+    before, after = (round(found[f"memory_{when}"] / 1e6) for when in ("before", "after"))
+    written = sum(counts.get(name, 0) for name in ("add 200", "add 201", "remove 204"))
+    hostile = sum(n for name, n in counts.items() if name.startswith("hostile"))
+    rows = {
+        "duration, clients, images": f"{duration(found['seconds'])}, {found['clients']}, {found['images']:,}",
+        "searches answered": f"{counts['search 200']:,}",
+        "of them wrong": f"**{found['wrong']}**",
+        "additions and removals acknowledged": f"{written:,}",
+        "of them lost": f"**{found['lost']}**",
+        "hostile images, slow connections": f"{hostile:,}, {counts['slow connections']:,}",
+        "server killed, disk filled": f"{found['kills']} times, {found['disk_filled']} times",
+        "99 % of searches by id within": f"{found['by_id']['p99_ms']:.0f} ms, {found['p99_ratio']} times the"
+        f" {found['idle']['p99_ms']:.0f} ms of an idle server",
+        "99 % of searches by image within": f"{found['by_image']['p99_ms']:.0f} ms",
+        "memory before, after": f"{before} MB, {after} MB",
+        "stopped within": f"{found['seconds_to_stop']} s",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
 def nuswide() -> str:
     """What `python -m benchmarks.nuswide --write` counted and measured."""
     found = json.loads((RESULTS / "speed" / "nuswide.json").read_text(encoding="utf-8"))
@@ -293,6 +317,7 @@ TABLES = {
     "approximate": approximate,
     "start": start,
     "load-test": load_test,
+    "soak": soak,
     "nuswide": nuswide,
     "copies": copies,
     "copies-tuning": copies_tuning,

@@ -91,6 +91,21 @@ def test_files_that_a_page_links_to_exist(page):
         assert (page.parent / target).exists(), target
 
 
+def test_every_promise_names_a_test_that_exists():
+    text = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    tests = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "kept by" not in line and "`" in line]
+    assert len(rows) >= 15
+    for row in rows:
+        file = None
+        for name, test in re.findall(r"`(test_\w+\.py)?(?:::(test_\w+))?`", row):
+            file = name or file
+            assert file in tests, row
+            assert not test or f"def {test}(" in tests[file], test
+        for benchmark in re.findall(r"`(benchmarks/\w+\.py)`", row):
+            assert (ROOT / benchmark).exists()
+
+
 def test_python_examples_run(tmp_path, monkeypatch):
     """The README's Python blocks, on features instead of images so that nothing is downloaded."""
     monkeypatch.chdir(tmp_path)

@@ -70,6 +70,11 @@ def quoted(path: str | os.PathLike[str]) -> str:
     return shlex.quote(os.fspath(path))
 
 
+def without_secrets(address: str) -> str:
+    """The address of an engine as a shell takes it; one that may contain a password is not shown."""
+    return "ADDRESS" if "@" in address or "password" in address.lower() else quoted(address)
+
+
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

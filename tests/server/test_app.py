@@ -4,16 +4,14 @@ import asyncio
 import base64
 import io
 import json
-import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
 import zlib
+from pathlib import Path
 
 import httpx2 as httpx
 import numpy as np
@@ -21,12 +19,14 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
+from running import descendants, resident, running
 from starlette.exceptions import HTTPException
 
 from hashlens import Codes
 from hashlens.errors import UsageError
 from hashlens.index.folder import IndexFolder
 from hashlens.search import Searcher, open_searcher
+from hashlens.server.access import Access
 from hashlens.server.app import create_app
 from hashlens.server.limits import Limits
 from hashlens.server.serving import is_loopback, listen
@@ -180,20 +180,13 @@ def test_the_pages_need_nothing_from_elsewhere(client):
     [
         (b"just text", "cannot read the image query.jpg: not a JPEG"),
         (b"", "zero bytes"),
-        (png_header(30_000, 30_000), "30,000 x 30,000 pixels"),
-        (png_header(9_500, 9_500), "9,500 x 9,500 pixels, the limit is 89 million"),
+        (png_header(30_000, 30_000), "900 megapixels, limit 25; save it again, smaller"),
+        (png_header(5_100, 5_000), "26 megapixels, limit 25"),  # which index images may have
         (png_header(200, 200), "query.jpg"),  # a whole file, but of too few pixels
     ],
 )
 def test_unreadable_images(client, content, words):
-    start = time.perf_counter()
-    assert_problem(upload(client, content), 400)
-    response = upload(client, content)
-    assert (
-        words.replace("30,000 x 30,000 pixels", "") in response.json()["detail"]
-        or "megapixels" in response.json()["detail"]
-    )
-    assert time.perf_counter() - start < 5
+    assert_problem(upload(client, content), 400, words)
 
 
 def test_a_truncated_image(client, image):
@@ -282,7 +275,7 @@ def test_other_names_for_this_machine_are_refused(client, searcher):
         assert response.headers["x-content-type-options"] == "nosniff"
     for host in ("localhost:8000", "127.0.0.1:1", "[::1]:8000", "LOCALHOST"):
         assert client.get("/healthz", headers={"host": host}).status_code == 200
-    with TestClient(create_app(searcher, hosts=None), base_url="http://any.example") as anyone:
+    with TestClient(create_app(searcher, access=Access(hosts=None)), base_url="http://any.example") as anyone:
         assert anyone.get("/healthz").status_code == 200
 
 
@@ -323,11 +316,11 @@ def test_missing_files_have_a_placeholder(tmp_path, rng):
         assert client.get("/v1/items/0/thumb").status_code == 200
         assert_problem(client.get("/v1/items/2/thumb"), 404, "it was removed")
         assert_problem(client.post("/v1/search", json={"id": 2}), 404, "it was removed")
-        assert_problem(upload(client, b"x"), 422, "no model is loaded")
+        assert_problem(upload(client, b"x"), 422, "no model for images is loaded")
         assert len(client.post("/v1/search", json={"id": 1}).json()["hits"]) == 2
         for size in ("small", "large") * 3:
             client.get("/v1/items/0/thumb", params={"size": size})
-        assert app.state.thumbs.currsize <= 3_000
+        assert app.state.service.thumbs.currsize <= 3_000
 
 
 def test_an_empty_index(tmp_path):
@@ -405,29 +398,17 @@ def process(made):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "hashlens", "serve", made.index, "--model", made.exported, "--port", str(port)]
-        limits = ["--max-k", "30", "--max-pixels", "5", "--timeout", "50", "--max-waiting", "70"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started = subprocess.Popen([*command, *limits, "--thumbnail-cache", "1"], cwd="/", **pipes)
-        try:
-            line = started.stdout.readline()
-            assert line.startswith("ready  60 images · 20 bits · exact · http://127.0.0.1:"), started.stderr.read()
-            yield started, line.split()[-1], port
-        finally:
-            started.kill()
-            started.communicate()
-
-
-def resident(pid):
-    with open(f"/proc/{pid}/statm") as file:  # noqa: PTH123
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        limits = ["--max-k", 30, "--max-pixels", 5, "--timeout", 50, "--max-waiting", 70, "--thumbnail-cache", 1]
+        with running(made.index, "--model", made.exported, "--port", port, *limits) as started:
+            yield started, port
 
 
 def test_a_real_server(process, image):
     """It finds its images, 1 GB of zeros does not fill its memory, many at once are answered, SIGTERM ends it well."""
-    started, address, port = process
+    started, port = process
+    address, pid = started.address, started.process.pid
     host = address.removeprefix("http://")
-    before = resident(started.pid)
+    before = resident(pid)
     as_json = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{address}/v1/search", json.dumps({"id": 3, "k": 30}).encode(), as_json)
     with urllib.request.urlopen(request) as response:  # nothing but the standard library is needed to ask
@@ -437,17 +418,19 @@ def test_a_real_server(process, image):
         limits = client.get("/v1/info").json()["limits"]
         assert limits == {"max_upload": 20_000_000, "max_pixels": 5_000_000, "max_k": 30}
         assert client.post("/v1/search", files={"image": ("q.jpg", image)}).status_code == 200
-        sent, answered, peak = _send_zeros(host, 10**9, started.pid)
+        sent, answered, peak = _send_zeros(host, 10**9, pid)
         assert b"413" in answered.split(b"\r\n")[0] and sent < 10**9
         assert peak - before < 100_000_000
-        _, answered, _ = _send_zeros(host, 10**9, started.pid, declare=True)
+        _, answered, _ = _send_zeros(host, 10**9, pid, declare=True)
         assert b"413" in answered.split(b"\r\n")[0]
         statuses = _at_once(address, image, 200)
         assert set(statuses) <= {200, 503} and statuses.count(200) >= 60
         assert client.get("/healthz").json() == {"alive": True}
-    started.send_signal(signal.SIGTERM)
-    assert started.wait(20) == 0
-    assert f"port {port} is taken; using" in started.stderr.read()
+    of_server = descendants(pid)
+    started.process.send_signal(signal.SIGTERM)
+    assert started.process.wait(20) == 0
+    assert any(f"port {port} is taken; using" in line for line in started.lines)
+    assert not any(Path(f"/proc/{one}").exists() for one in of_server)  # nothing is left behind
 
 
 def _send_zeros(host, n_bytes, pid, declare=False):
@@ -486,13 +469,12 @@ def _at_once(address, image, n):
     return asyncio.run(main())
 
 
-def test_fuzzed_requests(client):
+def test_fuzzed_requests(searcher):
     """A few hundred made from the OpenAPI document; benchmarks/fuzz.py makes ten thousand."""
     from benchmarks.fuzz import fuzz
 
-    found = fuzz(client.app, n=300, seed=0)
+    found = fuzz(create_app(searcher), n=300, seed=0)
     assert found["requests"] >= 300 and found["failures"] == []
-    assert client.get("/healthz").status_code == 200
 
 
 def test_the_document_says_what_is_answered(client):

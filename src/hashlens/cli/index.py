@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from hashlens.cli.options import JSON, QUIET, numbers, show, without_secrets
+from hashlens.cli.options import JSON, QUIET, numbers, show
 from hashlens.cli.search import SET
 from hashlens.errors import UsageError
-from hashlens.files import quoted
+from hashlens.files import quoted, without_secrets
 from hashlens.index import ENGINES
 from hashlens.progress import Progress, counted
 

@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from hashlens.data.sources import SOURCES, Columns
 from hashlens.errors import UsageError
-from hashlens.files import expanded, quoted
+from hashlens.files import expanded
 from hashlens.progress import Progress
 
 if TYPE_CHECKING:
@@ -76,11 +76,6 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield lambda: asked
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def without_secrets(address: str) -> str:
-    """The address of an engine as a shell takes it; one that may contain a password is not shown."""
-    return "ADDRESS" if "@" in address or "password" in address.lower() else quoted(address)
 
 
 def typed(context: typer.Context) -> list[str]:

@@ -6,20 +6,16 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from hashlens.cli.options import JSON, QUIET, interruptible, without_secrets
+from hashlens.cli.options import JSON, QUIET, interruptible
 from hashlens.data.sources import SOURCES
-from hashlens.errors import UsageError
-from hashlens.files import quoted, require_kind
+from hashlens.files import require_kind
 from hashlens.index import ENGINES
 from hashlens.progress import Progress
-
-if TYPE_CHECKING:
-    from hashlens.search import Searcher
 
 app = typer.Typer()
 
@@ -44,6 +40,7 @@ AT = Annotated[str | None, Option(help="Address, connection or folder of the eng
 SET = Annotated[
     list[str] | None, Option("--set", metavar="NAME=VALUE", help="Setting of the engine, such as n_probe=32.")
 ]
+ACCESS: dict[str, Any] = {"rich_help_panel": "Access"}
 LIMITS: dict[str, Any] = {"rich_help_panel": "Limits"}
 PAGE = b"<!doctype html"  # how a page begins
 
@@ -72,11 +69,13 @@ def search(
     """
     from hashlens.search import UnreadableImage
     from hashlens.search.answers import describe_answer, write_page
+    from hashlens.search.opening import open_named
     from hashlens.search.queries import queries
 
     if html is not None:
         require_kind(html, PAGE, "page")
-    searcher = _open(index, model, engine, at, settings, kept, Progress(quiet))
+    with interruptible() as stop:
+        searcher = open_named(index, model, engine, at, settings or (), kept=kept, progress=Progress(quiet), stop=stop)
     answers, n_read, skipped = [], 0, []
     for name, asked in queries(query, lambda line: print(line, file=sys.stderr)):
         try:
@@ -110,56 +109,100 @@ def serve(
     engine: ENGINE = None,
     at: AT = None,
     settings: SET = None,
+    access_log: Annotated[
+        str | None, Option(metavar="FILE", help="One line of JSON per request; - for standard output.")
+    ] = None,
+    token: Annotated[
+        list[str] | None, Option(envvar="HASHLENS_TOKEN", help="Secret that clients send; may search.", **ACCESS)
+    ] = None,
+    write_token: Annotated[
+        list[str] | None,
+        Option(envvar="HASHLENS_WRITE_TOKEN", help="Secret that may also add and remove images.", **ACCESS),
+    ] = None,
+    token_file: Annotated[
+        Path | None, Option(help="Tokens, one per line: TOKEN read|write [YYYY-MM-DD].", **ACCESS)
+    ] = None,
+    allow_anyone: Annotated[
+        bool, Option("--allow-anyone", help="Let everyone search, without a token.", **ACCESS)
+    ] = False,
+    add_to: Annotated[
+        Path | None, Option(file_okay=False, help="Folder for images that clients add.", **ACCESS)
+    ] = None,
+    hostname: Annotated[
+        list[str] | None, Option(help="Name that clients use for this server; others are refused.", **ACCESS)
+    ] = None,
+    cors: Annotated[
+        list[str] | None,
+        Option(metavar="ORIGIN", help="Other site whose pages may ask, as https://a.example.", **ACCESS),
+    ] = None,
+    proxy: Annotated[
+        str | None, Option(metavar="ADDRESS", help="Reverse proxy, whose X-Forwarded-For is trusted.", **ACCESS)
+    ] = None,
+    certfile: Annotated[Path | None, Option(help="Certificate for TLS, in PEM format.", **ACCESS)] = None,
+    keyfile: Annotated[Path | None, Option(help="Its key, if it is in another file.", **ACCESS)] = None,
     max_upload: Annotated[float, Option(min=0.001, max=1e6, help="Megabytes per image.", **LIMITS)] = 20,
-    max_pixels: Annotated[float, Option(min=0.001, max=1e6, help="Million pixels per image.", **LIMITS)] = 89,
+    max_pixels: Annotated[float, Option(min=0.001, max=1e6, help="Million pixels per image.", **LIMITS)] = 25,
+    decode_seconds: Annotated[float, Option(min=0.1, help="CPU time to decode an image.", **LIMITS)] = 5,
     max_k: Annotated[int, Option(min=1, help="Results per search.", **LIMITS)] = 1_000,
     timeout: Annotated[float, Option(min=0.001, help="Seconds per request.", **LIMITS)] = 30,
     max_waiting: Annotated[int, Option(min=0, help="Requests waiting for a thread.", **LIMITS)] = 64,
+    max_connections: Annotated[int, Option(min=1, help="Connections at once.", **LIMITS)] = 1_000,
+    per_address: Annotated[int, Option(min=1, help="Of these, and of requests, per client.", **LIMITS)] = 100,
     thumbnail_cache: Annotated[float, Option(min=0, help="Megabytes of thumbnails in memory.", **LIMITS)] = 64,
     kept: KEPT = None,
 ) -> None:
-    """Serve the search page and its HTTP interface on this machine, for an index or for images."""
+    """Serve the search page and its HTTP interface, for an index or for images.
+
+    Beyond this machine, tokens say who may use it.
+    """
+    from hashlens.search import open_index
+    from hashlens.server.access import Access, as_tokens
     from hashlens.server.limits import Limits
-    from hashlens.server.serving import serve as serve_until_stopped
+    from hashlens.server.serving import (
+        Named,
+        Serving,
+        host_names,
+        is_loopback,
+        listen,
+        require_access,
+        require_certificate,
+    )
+    from hashlens.server.supervisor import supervise
 
     million = 1_000_000
     limits = Limits(
         max_upload=int(max_upload * million),
         max_pixels=int(max_pixels * million),
+        decode_seconds=decode_seconds,
         max_k=max_k,
         timeout=timeout,
         max_waiting=max_waiting,
+        max_connections=max_connections,
+        per_address=per_address,
         thumbnail_cache=int(thumbnail_cache * million),
     )
-    progress = Progress()
-    searcher = _open(index, model, engine, at, settings, kept, progress)
-    ready = partial(print, flush=True)
-    serve_until_stopped(searcher, host, port, limits=limits, images=images, say=progress.say, ready=ready)
 
-
-def _open(
-    source: str,
-    model: Path | None,
-    name: str | None,
-    at: str | None,
-    settings: list[str] | None,
-    kept: Path | None,
-    progress: Progress,
-) -> Searcher:
-    """The index, or that of the images, with its model, and with the engine if one is named."""
-    from hashlens.index.engines import open_engine
-    from hashlens.search import open_index, open_searcher
-
-    with interruptible() as stop:
-        index = open_index(source, model, at=kept, progress=progress, stop=stop)
-    if name is None:
-        if at is not None or settings:
-            raise UsageError("--at and --set are settings of an engine; name it with --engine")
-        return open_searcher(index, model)
-    engine = open_engine(name, index.n_bits, at or "", settings or ())
-    if not len(engine):
-        raise UsageError(
-            f"the engine {name} has no codes there; copy them with: hashlens index copy {quoted(index.path)} --engine"
-            f" {name} --to {without_secrets(at or '')}"
+    def serving() -> Serving:
+        """Read again whenever a server process starts: tokens and certificates change."""
+        tokens = as_tokens(token or (), write_token or (), token_file)
+        names = host_names(host, tuple(hostname or ()))
+        access = Access(names, tokens, anyone_reads=allow_anyone or not tokens, origins=tuple(cors or ()))
+        require_access(host, access, allow_anyone)
+        require_certificate(certfile, keyfile)
+        return Serving(
+            host, found, limits, access, images, add_to, certfile, keyfile, proxy=proxy, access_log=access_log
         )
-    return open_searcher(index, model, engine=engine)
+
+    found, progress = port, Progress()
+    serving()  # refused before anything is opened
+    with interruptible() as stop:  # images are encoded here, with progress; the server process opens their index
+        place = open_index(index, model, at=kept, progress=progress, stop=stop).path
+    sock, say = listen(host, port), progress.say
+    found = sock.getsockname()[1]
+    if found != port and port:
+        say(f"port {port} is taken; using {found}")
+    if allow_anyone and not is_loopback(host):
+        say(f"warning: everyone who reaches {host} may search")
+    named = Named(place, model, engine, at, tuple(settings or ()))
+    with sock:
+        supervise(named, serving, sock, say=say, ready=partial(print, flush=True))

@@ -26,6 +26,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL import BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin  # isort: skip # noqa: F401
 
 from hashlens.data.formats import HAS_HEIC, HEIC, NEEDS_HEIC, decoders
+from hashlens.data.headers import Costly, require_cheap, too_many_pixels
 from hashlens.data.resize import crop
 from hashlens.errors import DataError, UsageError
 from hashlens.machine import in_threads, shares
@@ -42,14 +43,20 @@ INSIDE = "::"  # shards/00000.tar::cats/1.jpg; a name inside a tar file is never
 
 MISSING, FOLDER, UNKNOWN_HEIC = "no such file", "a folder", "a HEIC photo"
 ADVICE = {MISSING: "check the path", FOLDER: "check the path", UNKNOWN_HEIC: f"to read those, run: {NEEDS_HEIC}"}
+LIMIT = re.compile(r"limit|more than")  # in the reason for which `headers.py` or a decoder of the server gives up
 
 
 class UnreadableImage(DataError):
     """A file that is damaged or not an image; `reason` says why in a few words."""
 
     def __init__(self, name: object, reason: str):
-        super().__init__(f"cannot read the image {name}: {reason}; {ADVICE.get(reason, 'repair or remove it')}")
+        super().__init__(f"cannot read the image {name}: {reason}; {_advice(reason)}")
         self.reason = reason
+
+
+def _advice(reason: str) -> str:
+    usual = "save it again, smaller or simpler" if LIMIT.search(reason) else "repair or remove it"
+    return ADVICE.get(reason, usual)
 
 
 class Images:
@@ -391,17 +398,38 @@ def pixels(item: Any) -> np.ndarray:
     return ArrayImages([array])._array[0]  # checked there
 
 
-def decode(file: Path | io.BytesIO, at_least: int | None = None) -> tuple[Image.Image, tuple[int, int]]:
+def decode(
+    file: Path | io.BytesIO, at_least: int | None = None, max_pixels: int = MAX_PIXELS
+) -> tuple[Image.Image, tuple[int, int]]:
     """One file as (RGB image, (width, height) as stored); raises whatever Pillow raises on a bad one."""
-    with quiet_pillow(), Image.open(file, formats=decoders()) as image:
+    content = _content(file)
+    require_cheap(content, max_pixels)
+    with quiet_pillow(), _opened(content, max_pixels) as image:
         size = image.size
-        if size[0] * size[1] > MAX_PIXELS:
-            raise Image.DecompressionBombError(f"({size[0] * size[1]} pixels)")
+        if size[0] * size[1] > max_pixels:
+            raise too_many_pixels(size[0] * size[1], max_pixels)
         if at_least:
             # a JPEG is decoded at 1/2, 1/4 or 1/8 if that leaves twice what is needed: faster, and invisible later
             image.draft("RGB", (2 * at_least, 2 * at_least))
         image.load()
         return rgb(upright(image)), size
+
+
+def _opened(content: bytes, max_pixels: int) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(content), formats=decoders())
+    except Image.DecompressionBombError as error:  # Pillow's own limit, above ours
+        raise too_many_pixels(int(re.findall(r"\d+", str(error))[0]), max_pixels) from error
+
+
+def _content(file: Path | io.BytesIO) -> bytes:
+    if isinstance(file, io.BytesIO):
+        return file.getvalue()
+    with file.open("rb") as opened:
+        content = opened.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise Costly(f"more than {MAX_BYTES / 1e6:,.0f} MB")
+    return content
 
 
 def shrunk(image: Image.Image, size: int) -> Image.Image:
@@ -437,9 +465,10 @@ def rgb(image: Image.Image) -> Image.Image:
 def reason(file: Path | io.BytesIO, error: Exception) -> str:
     """Why a file could not be read, in a few words."""
     text = str(error)
-    if isinstance(error, Image.DecompressionBombError):
-        n_pixels = int(re.findall(r"\d+", text)[0])
-        return f"{n_pixels / 1e6:,.0f} megapixels, limit {MAX_PIXELS / 1e6:.0f}"
+    if isinstance(error, Costly):
+        return text
+    if isinstance(error, MemoryError):
+        return "more than the memory that is left for it"
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return MISSING
     if isinstance(error, IsADirectoryError):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -29,6 +30,7 @@ from hashlens.search.queries import QueryImage, is_code, parse_code
 
 __all__ = ["EmptyIndex", "NoSuchImage", "Searcher", "UnreadableImage", "open_index", "open_searcher", "search_folder"]
 
+Result = TypeVar("Result")
 K = 10  # results, if neither their number nor a radius is given
 
 
@@ -75,21 +77,48 @@ class Searcher:
                 " that the index was made with"
             )
         self.index, self.encoder, self.engine, self.max_pixels = index, encoder, engine, max_pixels
+        # one thread at a time opens the index: the others would only do the same, and `ast`, which numpy reads headers
+        # with, fails in two threads at once (CPython 3.11)
+        self.loading = Lock()
+        self.stale: str | None = None  # why the index on disk could not be loaded; answers come from the one before
 
     @property
     def takes_images(self) -> bool:
-        """Whether there is a model; without one only ids and codes can be searched for."""
-        return self.encoder is not None
+        """Whether there is a model for images; without one only ids and codes can be searched for."""
+        return self.encoder is not None and self.encoder.size is not None
+
+    def image_size(self) -> int:
+        """Pixels per side of the images that the model takes."""
+        if self.encoder is None or self.encoder.size is None:
+            raise UsageError("no model for images is loaded, so they cannot be encoded; search by id or by code")
+        return self.encoder.size
 
     def now(self) -> Searcher:
         """A searcher on the index as it is on disk now; it stays that way for whoever holds it."""
         if self.index.changed():
-            with suppress(DataError):  # in the middle of a change; the next call tries again
-                index = IndexFolder.open(self.index.path)
-                if index.model["fingerprint"] != self.index.model["fingerprint"]:
-                    raise MismatchError(f"{index.path} was rebuilt with another model; restart with that model")
-                self.index = index
+            with self.loading:
+                if self.index.changed():
+                    self._load()
         return copy.copy(self)
+
+    def _load(self) -> None:
+        try:
+            index = IndexFolder.open(self.index.path)
+            if index.model["fingerprint"] != self.index.model["fingerprint"]:
+                raise MismatchError(f"{index.path} was rebuilt with another model; restart with that model")
+            self.index, self.stale = index, None
+        except DataError as error:  # perhaps in the middle of a change; the next call tries again
+            self.stale = error.message
+
+    def on_disk(self, work: Callable[[Searcher], Result]) -> Result:
+        """work(self.now()); again if another process has replaced a file of the index in the middle of it."""
+        now = self.now()
+        try:
+            return work(now)
+        except DataError:
+            if not now.index.changed():
+                raise
+            return work(self.now())
 
     def search(
         self,
@@ -115,7 +144,7 @@ class Searcher:
         are None unless they are asked for, and if an engine finds the hits.
         """
         require_numbers(k, radius)
-        return self.now()._search(query, k, radius, label, histogram)
+        return self.on_disk(lambda now: now._search(query, k, radius, label, histogram))
 
     def _search(
         self, query: Any, k: int | None, radius: int | None, label: str | None, histogram: bool = False
@@ -163,11 +192,12 @@ class Searcher:
             query = QueryImage(query, self.max_pixels)
         if not isinstance(query, QueryImage):
             raise UsageError(f"cannot search for {type(query).__name__}; give an image, an id or a code")
-        if self.encoder is None:
-            raise UsageError("no model is loaded, so images cannot be encoded; search by id or by code")
-        start = time.perf_counter()
+        self.image_size()
+        assert self.encoder is not None
+        start, before = time.perf_counter(), query.seconds  # it may have been decoded elsewhere
         code = self.encoder.codes(query)
-        return Query(code, query.facts, query.seconds, time.perf_counter() - start - query.seconds)
+        encode = time.perf_counter() - start - (query.seconds - before)
+        return Query(code, query.facts, query.seconds, encode)
 
     def warm_up(self) -> None:
         """Compile, map and load now what the first search would otherwise wait for."""

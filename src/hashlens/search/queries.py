@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from hashlens.codes import Codes
-from hashlens.data.formats import EXTENSIONS, READABLE, decoders
+from hashlens.data.formats import EXTENSIONS, READABLE
 from hashlens.data.images import (
     INSIDE,
     MAX_PIXELS,
@@ -73,21 +73,17 @@ class QueryImage(Images):
                 if isinstance(file, Image.Image):
                     image, (width, height) = rgb(upright(file)), file.size
                 else:
-                    # a small file can be an image that fills the memory
-                    with Image.open(file, formats=decoders()) as header:
-                        width, height = header.size
-                    if width * height > self._max_pixels:
-                        limit = f"the limit is {self._max_pixels / 1e6:.0f} million"
-                        raise UnreadableImage(self.names[0], f"{width:,} x {height:,} pixels, {limit}")
-                    image, _ = decode(file, at_least)
-        except UnreadableImage:
-            raise
+                    image, (width, height) = decode(file, at_least, self._max_pixels)
         except Exception as error:  # a damaged file makes Pillow raise nearly anything
-            why = reason(file, error)
-            raise UnreadableImage(self.names[0], f"not a {READABLE} file" if why == "not an image" else why) from error
-        self.facts |= {"width": width, "height": height}
+            raise unreadable(self.names[0], reason(file, error)) from error
+        self.facts = {"width": width, "height": height} | self.facts  # what was known before the image was cropped wins
         self.seconds += time.perf_counter() - start
         return image
+
+
+def unreadable(name: str, why: str) -> UnreadableImage:
+    """Of a query, which is meant to be an image, unlike many a file in a folder."""
+    return UnreadableImage(name, f"not a {READABLE} file" if why == "not an image" else why)
 
 
 def is_code(text: str) -> bool:

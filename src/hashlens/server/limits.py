@@ -4,23 +4,28 @@ from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
 
-from hashlens.data.images import MAX_PIXELS
-
 MAX_ID = 2**63 - 1
 MAX_TEXT = 65_536  # bytes of a request besides its image
 MAX_FIELD = 20_000  # bytes of a field of a form, or characters of a code
 MAX_FIELDS = 8
-CONNECTIONS = 1_000
-SHUTDOWN_SECONDS = 10  # for requests in progress
+HEADER_SECONDS = 10  # for the headers of a request, or idle before them
+BODY_SECONDS = 5  # for a body, and more by its bytes:
+BODY_RATE = 2_000  # per second
+SEND_SECONDS = 30  # for a client to take what was sent to it
+SHUTDOWN_SECONDS = 7  # for requests in progress, when the server is stopped
+KILL_SECONDS = 9  # then it is killed; containers are given 10
 
 
 @dataclass(frozen=True)
 class Limits:
     max_upload: int = 20_000_000  # bytes per image
-    max_pixels: int = MAX_PIXELS  # per image, by its header
+    max_pixels: int = 25_000_000  # per image, by its header
+    decode_seconds: float = 5.0  # of CPU time per image
     max_k: int = 1_000  # results
     timeout: float = 30.0  # seconds per request, its upload included
-    max_waiting: int = 64  # requests that wait for a thread
+    max_waiting: int = 64  # requests that wait in each lane
+    max_connections: int = 1_000
+    per_address: int = 100  # connections, and requests in progress
     thumbnail_cache: int = 64_000_000  # bytes
 
     def require_body(self, n_bytes: int, with_image: bool) -> None:
@@ -36,3 +41,8 @@ class Limits:
 
 
 USUAL = Limits()
+
+
+def busy(what: str = "the server is busy", seconds: int = 1) -> HTTPException:
+    """Refused early rather than late; the client is told when to come back."""
+    return HTTPException(503, f"{what}; try again in {seconds} s", {"Retry-After": str(seconds)})

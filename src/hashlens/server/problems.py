@@ -1,5 +1,6 @@
 """Errors in, answers as RFC 9457 problem+json out: one sentence with the cause and what to do."""
 
+import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -10,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from hashlens.errors import HashlensError, MismatchError, UsageError
+from hashlens.errors import HashlensError, MismatchError, StorageError, UsageError
 from hashlens.search import EmptyIndex, NoSuchImage, UnreadableImage
 
 STATUS: list[tuple[type[HashlensError], int]] = [  # the first that fits
@@ -19,6 +20,7 @@ STATUS: list[tuple[type[HashlensError], int]] = [  # the first that fits
     (EmptyIndex, 409),
     (UsageError, 422),
     (MismatchError, 422),
+    (StorageError, 507),
 ]
 
 MEDIA_TYPE = "application/problem+json"
@@ -43,6 +45,8 @@ def explain_errors(app: FastAPI) -> None:
     @app.exception_handler(HashlensError)
     async def ours(request: Request, error: HashlensError) -> JSONResponse:
         status = next((status for kind, status in STATUS if isinstance(error, kind)), 500)
+        if status >= 500:
+            logging.getLogger("hashlens").error("%s", error.message)
         return problem(status, error.message)
 
     @app.exception_handler(ValidationError)

@@ -1,62 +1,88 @@
-"""A searcher in, a server out that answers until it is stopped."""
+"""How to serve, as plain data: what, where, for whom and within which limits."""
+
+from __future__ import annotations
 
 import errno
 import ipaddress
-import signal
 import socket
-from collections.abc import Callable
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import uvicorn
+from pydantic import TypeAdapter
 
-from hashlens.errors import StorageError, UsageError
-from hashlens.search import Searcher
-from hashlens.server.app import create_app
-from hashlens.server.guard import LOOPBACK
-from hashlens.server.limits import CONNECTIONS, SHUTDOWN_SECONDS, Limits
+from hashlens.errors import DataError, StorageError, UsageError
+from hashlens.server.access import LOOPBACK, Access
+from hashlens.server.limits import USUAL, Limits
+
+if TYPE_CHECKING:
+    from hashlens.search import Searcher
 
 PORTS = 20  # to try, from the requested one up
 
 
-def serve(
-    searcher: Searcher,
-    host: str,
-    port: int,
-    *,
-    limits: Limits,
-    images: Path | None = None,
-    say: Callable[[str], Any] = print,
-    ready: Callable[[str], Any] = print,
-) -> None:
-    """Serve until SIGTERM or Ctrl-C; requests in progress are finished first."""
-    local = is_loopback(host)
-    sock = listen(host, port)
-    found = sock.getsockname()[1]
-    if found != port and port:
-        say(f"port {port} is taken; using {found}")
-    if not local:
-        say(
-            f"warning: {host} can be reached from the network and there is no password; put a proxy with TLS and a"
-            " login in front, or omit --host"
+@dataclass(frozen=True)
+class Serving:
+    """How to serve, as plain data."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    limits: Limits = USUAL
+    access: Access = field(default_factory=Access)
+    images: Path | None = None  # the folder that the images of the index were moved to
+    add_to: Path | None = None  # the folder for images that clients add
+    certfile: Path | None = None
+    keyfile: Path | None = None
+    proxy: str | None = None  # the address of a reverse proxy, which says who the clients are
+    access_log: str | None = None  # a file, or - for standard output
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.certfile else 'http'}://{host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Named:
+    """What to serve, by name; opened by the server process."""
+
+    index: Path
+    model: Path | None = None
+    engine: str | None = None
+    at: str | None = None
+    settings: Sequence[str] = ()
+
+    def open(self) -> Searcher:
+        from hashlens.search.opening import open_named  # much that the supervisor does not need
+
+        return open_named(self.index, self.model, self.engine, self.at, tuple(self.settings))
+
+
+JOB = TypeAdapter(tuple[Named, Serving])
+
+
+def require_access(host: str, access: Access, allow_anyone: bool) -> None:
+    """Refuse to serve everyone unless that is asked for."""
+    if not is_loopback(host) and not access.tokens and not allow_anyone:
+        raise UsageError(
+            f"{host} can be reached from the network: give --token (or --token-file), or let everyone in with"
+            " --allow-anyone"
         )
-    facts = searcher.facts()
-    address = f"http://{f'[{host}]' if ':' in host else host}:{found}"
-    exact = "exact" if facts["exact"] else "approximate"
-    line = f"ready  {facts['n']:,} images · {facts['n_bits']} bits · {exact} · {address}"
-    hosts = (*LOOPBACK, host) if local else None
-    app = create_app(searcher, limits=limits, images=images, hosts=hosts, ready=lambda: ready(line))
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, lifespan="on",
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS, limit_concurrency=CONNECTIONS,
-    )  # fmt: skip
-    # uvicorn raises the signal again once it has stopped, which would kill us before we clean up
-    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+
+
+def require_certificate(certfile: Path | None, keyfile: Path | None) -> None:
+    if certfile is None:
+        if keyfile is not None:
+            raise UsageError("--keyfile needs --certfile")
+        return
     try:
-        uvicorn.Server(config).run([sock])
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        sock.close()
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certfile, keyfile, password="")
+    except OSError as error:  # ssl.SSLError is one
+        why = error.strerror or "not a certificate with its key in PEM format"
+        named = f"{certfile} and {keyfile}" if keyfile else f"{certfile}"
+        raise DataError(f"cannot use {named} for TLS ({why}); check --certfile and --keyfile") from error
 
 
 def is_loopback(host: str) -> bool:
@@ -64,6 +90,13 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def host_names(host: str, names: tuple[str, ...]) -> tuple[str, ...] | None:
+    """What the Host header of a request may be: the names given, this machine's, or, beyond loopback, anything."""
+    if names:
+        return (*(name.lower() for name in names), *LOOPBACK)
+    return (*LOOPBACK, host) if is_loopback(host) else None
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,4 +1,7 @@
-"""Work in, its result out: a few threads for decoding and searching, with a queue of limited length."""
+"""Work in, its result out: a lane of a few threads, with a queue of limited length.
+
+Searches by id or code, uploads and writes have lanes of their own: what fills one does not stop the others.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -7,9 +10,8 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any, TypeVar
 
-from starlette.exceptions import HTTPException
-
 from hashlens.machine import n_threads
+from hashlens.server.limits import busy
 
 Result = TypeVar("Result")
 
@@ -27,7 +29,7 @@ class Workers:
 
     def require_room(self, n_reading: int = 0) -> None:
         if max(self.busy, n_reading) >= self.room:
-            raise HTTPException(503, "the server is busy; try again in a second", {"Retry-After": "1"})
+            raise busy()
 
     @contextmanager
     def reading(self) -> Iterator[None]:

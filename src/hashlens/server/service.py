@@ -1,0 +1,102 @@
+"""What all requests share: the searcher, a lane for each kind of work, the cache of thumbnails and the counters."""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cachetools import LRUCache
+from PIL import Image
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+
+from hashlens.codes import Codes
+from hashlens.data.images import MAX_PIXELS
+from hashlens.errors import HashlensError
+from hashlens.machine import n_threads
+from hashlens.search import Searcher
+from hashlens.search.queries import QueryImage
+from hashlens.server.decoders import Decoders
+from hashlens.server.limits import USUAL, Limits
+from hashlens.server.metrics import Metrics
+from hashlens.server.problems import printable
+from hashlens.server.workers import Workers
+from hashlens.server.writing import Writer
+
+PROBE_SECONDS = 1.0
+
+
+@dataclass
+class Service:
+    searcher: Searcher
+    limits: Limits = USUAL
+    images: Path | None = None  # the folder that the images of the index were moved to
+    add_to: Path | None = None  # the folder for images that clients add
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def __post_init__(self) -> None:
+        limits = self.limits
+        self.searcher.max_pixels = min(self.searcher.max_pixels, limits.max_pixels)
+        self.searches = Workers(limits.max_waiting)  # by id or code, and what is known of an image
+        self.uploads = Workers(limits.max_waiting)  # images that are encoded
+        self.writes = Workers(limits.max_waiting, threads=1)
+        self.writer = Writer(self.searcher, self.add_to)
+        self.thumbs: LRUCache[Any, bytes] = LRUCache(limits.thumbnail_cache, getsizeof=len)
+        gauge = self.metrics.gauge
+        gauge("hashlens_images", "Images in the index.", lambda: len(self.searcher.index))
+        gauge("hashlens_busy", "Searches running or waiting for a thread.", lambda: self.searches.busy)
+        gauge("hashlens_uploads", "Images being encoded or waiting for a thread.", lambda: self.uploads.busy)
+        gauge("hashlens_decoding", "Images being decoded or waiting for a decoder.", lambda: self.decoders.busy)
+        gauge("hashlens_thumbnail_bytes", "Bytes of cached thumbnails.", lambda: self.thumbs.currsize)
+        gauge("hashlens_stale", "1 if the index on disk could not be loaded.", lambda: self.searcher.stale is not None)
+
+    async def start(self) -> None:
+        """Load, compile and start what the first requests would otherwise wait for."""
+        limits = self.limits
+        how = limits.decode_seconds, self.metrics.decoders_ended
+        # they belong to the event loop that starts them
+        self.decoders = Decoders(n_threads(), limits.max_waiting, limits.max_pixels, *how)
+        self.thumbnailers = Decoders(
+            n_threads(), limits.max_waiting, MAX_PIXELS, *how
+        )  # the index may have larger ones
+        ready = [self.searches.run(self.searcher.warm_up), self.thumbnailers.warm_up()]
+        if self.searcher.takes_images:
+            ready.append(self.decoders.warm_up())
+        await asyncio.gather(*ready)
+
+    async def close(self) -> None:
+        self.searches.close()
+        self.uploads.close()
+        self.writes.close()
+        await self.decoders.close()
+        await self.thumbnailers.close()
+
+    async def query(self, upload: UploadFile) -> QueryImage:
+        """An uploaded image, decoded elsewhere and cropped for the model."""
+        name, size = printable(upload.filename or ""), self.searcher.image_size()
+        facts, content = await self.decoders.decode("pixels", upload.file, size, name or "given")
+        pixels = np.frombuffer(content, np.uint8).reshape(size, size, 3)
+        query = QueryImage(Image.fromarray(pixels), name=name or None)
+        query.facts |= {"width": facts["width"], "height": facts["height"]}
+        query.seconds = facts["seconds"]
+        return query
+
+    async def require_ready(self) -> None:
+        """Search for a code, as a client would; refuse if that takes too long or the index on disk is another."""
+        why = f"a search took more than {PROBE_SECONDS:g} s"
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self.searches.run(self._probe)
+            why = self.searcher.stale or ""
+        except TimeoutError:
+            pass
+        except HashlensError as error:
+            why = error.message
+        if why:
+            raise HTTPException(503, f"not ready: {why}", {"Retry-After": "5"})
+
+    def _probe(self) -> None:
+        index = self.searcher.now().index
+        if len(index):
+            self.searcher.search(Codes(np.zeros((1, -(-index.n_bits // 8)), np.uint8), index.n_bits), 1)

@@ -1,0 +1,123 @@
+"""Images added to the index and removed from it by clients: what was answered is on disk.
+
+An added image is kept in a folder of the server, under a name made from its content; the file comes first, then the
+index names it. Adding the same image again finds the first.
+"""
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import pyarrow as pa
+
+from hashlens.codes import Codes
+from hashlens.errors import Busy, MismatchError, UsageError
+from hashlens.files import replacing, storage_errors, sync
+from hashlens.index.folder import IndexFolder
+from hashlens.search import NoSuchImage, Searcher
+from hashlens.search.queries import QueryImage
+from hashlens.server.limits import busy
+
+ENDINGS = {b"\xff\xd8": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"BM": "bmp", b"GIF8": "gif"}  # others are TIFF
+MAX_PARTS = 64  # of the index, one per change, before they are joined
+WAIT_SECONDS = 5.0  # for another process that changes the index
+Result = TypeVar("Result")
+
+
+class Writer:
+    """Changes one index; called by one thread at a time."""
+
+    def __init__(self, searcher: Searcher, folder: Path | None):
+        self.searcher = searcher
+        self.folder = None if folder is None else folder.absolute()
+
+    def require_folder(self) -> Path:
+        if self.folder is None:
+            raise UsageError("this server takes no new images; start it with --add-to FOLDER")
+        return self.folder
+
+    def add(self, file: BinaryIO, query: QueryImage, labels: list[str]) -> tuple[dict[str, Any], bool]:
+        """The item of an image, and whether it is new."""
+        now, folder = self.searcher.now(), self.require_folder()
+        self._require_index(now)
+        code = now.encode(query).code
+        path = folder / _name(file)
+        if (item := self.searcher.on_disk(lambda now: _item(now, code, path.as_posix()))) is not None:
+            return item, False
+        existed = path.exists()
+        if not existed:
+            _keep(file, path)
+        items = pa.table({"path": [path.as_posix()], "labels": pa.array([labels or None], pa.list_(pa.string()))})
+        try:
+            (id_,) = self._change(lambda index: index.add(code, items)).tolist()
+        except BaseException:
+            if not existed:
+                path.unlink(missing_ok=True)
+            raise
+        return self.searcher.on_disk(lambda now: now.item(id_)), True
+
+    def remove(self, id_: int) -> None:
+        """Remove an image from the index, and its file if it was added here."""
+        now = self.searcher.now()
+        self._require_index(now)
+        path = Path(self.searcher.on_disk(lambda now: now.item(id_))["path"])
+        if not self._change(lambda index: index.remove([id_])):
+            raise NoSuchImage(f"the index has no image {id_}; it was removed, or never added")
+        if self.folder is not None and path.is_relative_to(self.folder):
+            path.unlink(missing_ok=True)
+
+    def join_parts(self) -> None:
+        """Every change adds a part, and every search reads them all."""
+        if len(self.searcher.now().index.parts) > MAX_PARTS:
+            self._change(IndexFolder.compact)
+
+    def _require_index(self, now: Searcher) -> None:
+        if now.engine is not None or not isinstance(now.index, IndexFolder):
+            raise UsageError("only an index folder that is searched here can be changed, no codes folder and no engine")
+
+    def _change(self, change: Callable[[IndexFolder], Result]) -> Result:
+        """On an index of its own, which then replaces the one that is searched."""
+        end = time.monotonic() + WAIT_SECONDS
+        while True:
+            try:
+                with self.searcher.loading:  # searches wait for it only once there is something new to load
+                    index = IndexFolder.open(self.searcher.index.path)
+                    if index.model["fingerprint"] != self.searcher.index.model["fingerprint"]:
+                        raise MismatchError(f"{index.path} was rebuilt with another model; restart with that model")
+                    result = change(index)
+                    self.searcher.index, self.searcher.stale = index, None
+                    return result
+            except Busy as error:
+                if time.monotonic() > end:
+                    raise busy("another process is changing the index", 5) from error
+                time.sleep(0.05)
+
+
+def _name(file: BinaryIO) -> str:
+    file.seek(0)
+    start = file.read(8)
+    file.seek(0)
+    digest = hashlib.sha256()
+    while chunk := file.read(2**20):
+        digest.update(chunk)
+    ending = next((ending for sign, ending in ENDINGS.items() if start.startswith(sign)), "tif")
+    return f"{digest.hexdigest()[:2]}/{digest.hexdigest()[:40]}.{ending}"
+
+
+def _keep(file: BinaryIO, path: Path) -> None:
+    file.seek(0)
+    with replacing(path) as temporary, temporary.open("wb") as copy:
+        shutil.copyfileobj(file, copy)
+    with storage_errors(path):
+        sync(path.parent)
+        sync(path.parent.parent)
+
+
+def _item(now: Searcher, code: Codes, path: str) -> dict[str, Any] | None:
+    """The image of this code and path, if it is in the index."""
+    ids = now.index.within(code, 0)[0][1]
+    return next((item for item in now.index.lookup(ids).values() if os.fspath(item["path"]) == path), None)
