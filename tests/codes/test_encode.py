@@ -623,9 +623,9 @@ def test_a_damaged_shard_is_made_again(hasher, photos, tmp_path, whole):
     (out / "shard-000000016.codes.npy").unlink()
     encode_source(hasher, str(photos), out, said, shard_size=4)
     assert contents(out) == whole
-    assert [line.split(" is damaged")[0] for line in said.lines if "making it again" in line] == [
-        "shard-000000008",
-        "shard-000000016",
+    assert [line.split(": making ")[1] for line in said.lines if ": making " in line] == [
+        "shard-000000008 again, 4 images",
+        "shard-000000016 again, 4 images",
     ]
 
 
@@ -734,7 +734,7 @@ def test_a_damaged_shard_whose_images_are_gone_is_refused(hasher, tmp_path):
     damage(out, 0)
     before = contents(out)
     with pytest.raises(
-        DataError, match=r"shard-000000000 in .* is damaged .* 1 are gone, first .*cats/00.png; restore"
+        DataError, match=r"shard-000000000.codes.npy is damaged .* 1 are gone, first .*cats/00.png; restore"
     ):
         encode_source(hasher, str(photos), out, QUIET, shard_size=8)
     assert contents(out) == before

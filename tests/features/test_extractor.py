@@ -40,7 +40,8 @@ def folder(empty_cache):
 
 
 def files_in(folder):
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    """Without those that have the checksums of the others."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".json") if folder.exists() else []
 
 
 class Recording(ArrayImages):
@@ -93,10 +94,31 @@ def test_the_second_time_nothing_is_computed(pixels, folder, monkeypatch):
 @pytest.mark.parametrize("harm", [b"", b"junk", None], ids=["empty", "junk", "cut"])
 def test_a_damaged_file_is_made_again(pixels, folder, capsys, harm):
     first = np.array(extract(make_blocks(), ArrayImages(pixels), 8))
-    (file,) = folder.iterdir()
+    (file,) = folder.glob("*.npy")
     file.write_bytes(file.read_bytes()[:-100] if harm is None else harm)
     assert np.array_equal(extract(make_blocks(), ArrayImages(pixels), 8, progress=Progress()), first)
-    assert "is damaged; features are computed again" in capsys.readouterr().err
+    assert "instead of" in (said := capsys.readouterr().err) and said.count("; features are computed again") == 1
+
+
+@pytest.mark.parametrize("kind", ["npy", "json"])
+def test_a_changed_file_is_made_again(pixels, folder, capsys, kind):
+    first = np.array(extract(make_blocks(), ArrayImages(pixels), 8))
+    (file,) = folder.glob(f"*.{kind}")
+    content = bytearray(file.read_bytes())
+    content[-9] ^= 1
+    file.write_bytes(content)
+    assert np.array_equal(extract(make_blocks(), ArrayImages(pixels), 8, progress=Progress()), first)
+    assert f"note: {file} is damaged (" in capsys.readouterr().err
+
+
+def test_what_a_version_without_checksums_computed_is_used(pixels, folder, monkeypatch):
+    first = np.array(extract(make_blocks(), ArrayImages(pixels), 8))
+    (file,), (facts,) = folder.glob("*.npy"), folder.glob("*.json")
+    file.rename(file.with_name(file.name.replace(".values", "")))
+    facts.unlink()
+    monkeypatch.setattr(inference, "forward_function", None)
+    assert np.array_equal(extract(make_blocks(), ArrayImages(pixels), 8), first)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([file.name, facts.name])
 
 
 def test_an_edited_forward_is_computed_again(pixels, folder):

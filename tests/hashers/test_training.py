@@ -334,7 +334,7 @@ def test_a_checkpoint_of_another_run_is_refused(clusters, tmp_path, change, name
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", ["half", "text", "empty", "no position"])
+@pytest.mark.parametrize("damage", ["half", "text", "empty", "no position", "flip"])
 def test_a_damaged_checkpoint_is_refused(clusters, tmp_path, damage):
     X, y = clusters
     with pytest.raises(Stopped):
@@ -346,10 +346,11 @@ def test_a_damaged_checkpoint_is_refused(clusters, tmp_path, damage):
             "half": content[: len(content) // 2],
             "text": b"no checkpoint",
             "empty": b"",
+            "flip": content[:-5] + bytes([content[-5] ^ 1]) + content[-4:],
             "no position": content.replace(b'"position"', b'"possition'[:10]),
         }[damage]
     )
-    with pytest.raises(DataError, match=r"checkpoint .* is damaged .*--out"):
+    with pytest.raises(DataError, match=r"checkpoint.safetensors is damaged .*--out"):
         DTSH(8, training=FAST).fit(X, y, run=tmp_path)
 
 

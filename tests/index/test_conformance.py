@@ -16,7 +16,7 @@ import pytest
 from hashlens import Codes
 from hashlens.errors import DataError, MismatchError, StorageError, UsageError
 from hashlens.index import engines
-from hashlens.index.engines import copy_index, open_engine
+from hashlens.index.engines import copy_index, open_engine, verify_copy
 from hashlens.index.folder import IndexFolder
 from hashlens.index.memory import HammingIndex
 
@@ -427,3 +427,18 @@ def test_what_lists_refuse(tmp_path, rng):
         (tmp_path / "lists.bin").write_bytes(damaged)
         with pytest.raises(DataError, match=r"are damaged; delete that folder"):
             ApproximateIndex(48, tmp_path)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_copy_is_compared_code_by_code(name, folder, back_end):
+    engine = back_end(name, 48, "compared")
+    copy_index(folder, engine)
+    assert verify_copy(folder, engine) == {"compared": 670}
+    (wrong, ids), *_ = folder.batches(450)
+    engine.remove([5])
+    engine.add(Codes(~wrong[ids == 5].packed, 48), [5])
+    with pytest.raises(MismatchError, match="0 codes are missing and 1 differ, first that of id 5; copy"):
+        verify_copy(folder, engine)
+    engine.remove([5, 6])
+    with pytest.raises(MismatchError, match="2 codes are missing and 0 differ; copy"):
+        verify_copy(folder, engine)

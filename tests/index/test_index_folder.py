@@ -119,7 +119,7 @@ def test_what_was_removed_can_be_added_again(folder, rng):
     folder.remove([301])
     folder.compact()
     assert len(IndexFolder.open(folder.path).add(codes, items, only_new=True)) == 0
-    assert folder.verify() == 4
+    assert folder.verify() == 2 + 5 + 2  # index.json, the part with ids, keys; three of them with a copy
 
 
 def test_known_images_are_hashed_once(folder, rng, monkeypatch):
@@ -165,21 +165,21 @@ def test_radius_tables_are_part_of_the_index(folder, rng, monkeypatch):
     monkeypatch.setattr(memory, "is_cheaper", lambda n, n_bytes, radius: radius <= 18)
     assert not folder.looks_up(18)
     folder.set_radius_tables(True)
-    assert folder.verify() == 3 * 4 and folder.looks_up(18) and not folder.looks_up(19)
+    assert folder.verify() == 2 + 3 * 5 and folder.looks_up(18) and not folder.looks_up(19)
     assert_same(answers(folder, query), before)
     assert len(looked_up) == 6 * 3
     reader = IndexFolder.open(folder.path)
     assert isinstance(reader.parts[0].tables.places.base, np.memmap)
     folder.add(*made(rng, 10))
-    assert folder.looks_up(18) and folder.verify() == 4 * 4
+    assert folder.looks_up(18) and folder.verify() == 2 + 4 * 5
     folder.remove([5])
     folder.compact()
     again = IndexFolder.open(folder.path)
-    assert again.looks_up(18) and again.verify() == 1 + 5  # the keys of what was removed; ids too
+    assert again.looks_up(18) and again.verify() == 2 + 7 + 2  # with ids, and the keys of what was removed
     plain = HammingIndex(48, [Part(part.blocks, part.n, part._ids) for part in again.parts])
     assert_same(answers(again, query), answers(plain, query))
     again.set_radius_tables(False)
-    assert not again.looks_up(0) and again.verify() == 4 and not list(again.path.glob("*places*"))
+    assert not again.looks_up(0) and again.verify() == 2 + 5 + 2 and not list(again.path.glob("*places*"))
     assert_same(answers(reader, query), before)  # who has them open keeps them
     created = IndexFolder.create(folder.path.parent / "created", 48, MODEL, radius_tables=True)
     created.add(*made(rng, 10))
@@ -194,9 +194,9 @@ def test_damage_is_not_compacted(folder):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    folder.remove([1])
-    with pytest.raises(DataError, match=r"part-00000.blocks.npy is damaged"):
-        folder.compact()
+    for change in (lambda: folder.remove([1]), folder.compact):
+        with pytest.raises(DataError, match=r"part-00000.blocks.npy is damaged"):
+            change()
     assert path.read_bytes() == data
 
 
@@ -210,22 +210,34 @@ def test_find_ids(folder):
 
 
 def test_damage_is_named(folder):
-    assert folder.verify() == 6
+    assert folder.verify() == 2 + 3 * 3
     path = folder.path / "part-00001.blocks.npy"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"part-00001.blocks.npy is damaged"):
-        IndexFolder.open(folder.path).verify()
+        IndexFolder.open(folder.path)
     path.write_bytes(data[:50])
     with pytest.raises(DataError, match="is damaged"):
         IndexFolder.open(folder.path)
     path.unlink()
-    with pytest.raises(DataError, match=r"part-00001.blocks.npy is missing from the index"):
+    with pytest.raises(DataError, match=r"part-00001.blocks.npy is missing; repair it with: hashlens index repair"):
         IndexFolder.open(folder.path)
-    (folder.path / "part-00000.items.arrow").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"part-00000.items.arrow is missing or damaged"):
-        folder.lookup([3])
+
+
+def test_damaged_items_are_noticed_when_they_are_touched(folder):
+    path = folder.path / "part-00000.items.arrow"
+    content = path.read_bytes()
+    at = content.index(b"photos/1.jpg")
+    path.write_bytes(content[:at] + b"q" + content[at + 1 :])
+    opened = IndexFolder.open(folder.path)
+    assert len(opened.lookup([103])) == 1
+    for touch in (lambda: opened.lookup([3]), lambda: opened.ids_with("cat"), lambda: opened.roots):
+        with pytest.raises(DataError, match=r"part-00000.items.arrow is damaged \(block 0 has changed"):
+            touch()
+    path.write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"part-00000.items.arrow is damaged \(it has 7 bytes instead"):
+        IndexFolder.open(folder.path).lookup([3])
 
 
 def test_what_is_refused(folder, rng, tmp_path):
@@ -245,7 +257,7 @@ def test_what_is_refused(folder, rng, tmp_path):
 
 def test_a_change_that_fails_leaves_the_index_as_it_was(folder, rng, monkeypatch):
     before = files(folder)
-    monkeypatch.setattr("hashlens.index.folder.write_json", lambda *a: 1 / 0)  # as if stopped just before the end
+    monkeypatch.setattr("hashlens.index.folder.write_facts", lambda *a: 1 / 0)  # as if stopped just before the end
     for change in (
         lambda: folder.add(*made(rng, 5)),
         lambda: folder.remove([1]),
@@ -255,11 +267,11 @@ def test_a_change_that_fails_leaves_the_index_as_it_was(folder, rng, monkeypatch
         with pytest.raises(ZeroDivisionError):
             change()
         opened = IndexFolder.open(folder.path)
-        assert len(opened) == len(folder) == 300 and opened.verify() == 6
+        assert len(opened) == len(folder) == 300 and opened.verify() == 11
     monkeypatch.undo()
     assert len(files(folder)) > len(before)
     folder.add(*made(rng, 5))
-    assert folder.verify() == 8 and len(files(folder)) == 10  # index.json and the lock; leftovers are deleted
+    assert folder.verify() == 14 and len(files(folder)) == 15  # and the lock; leftovers are deleted
 
 
 CHANGES = """

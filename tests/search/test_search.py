@@ -18,6 +18,7 @@ from made_index import N_BITS, make_index
 from PIL import Image
 
 from hashlens import DTSH, Codes, Training
+from hashlens.checksums import write_sealed
 from hashlens.cli import app
 from hashlens.codes.encoder import Encoder
 from hashlens.codes.model import ModelFolder
@@ -223,7 +224,8 @@ def test_the_model_must_be_that_of_the_index(made, tmp_path, monkeypatch):
     for file in made.exported.iterdir():
         (other / file.name).write_bytes(file.read_bytes())
     facts = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(facts | {"model": {"fingerprint": "cd" * 32, "name": "x"}}))
+    del facts["checksum"]
+    write_sealed(other / "config.json", facts | {"model": {"fingerprint": "cd" * 32, "name": "x"}})
     with pytest.raises(MismatchError, match="you gave x cdcdcdcd"):
         open_searcher(made.index, other)
     (other / "config.json").write_text("{")

@@ -1,4 +1,4 @@
-"""The commands of the index: build, add, remove, compact, tables, verify, copy, plan."""
+"""The commands of the index: build, add, remove, sync, promote, compact, tables, verify, repair, copy, plan."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _add(index: IndexFolder, folders: list[CodesFolder], again: bool, progress: 
     shards = shards_in_order(folders)
     with progress.bar("codes", sum(shard.n for shard in shards)) as advance:
         for shard in shards:
-            codes_of, items = shard.load(verify=True)
+            codes_of, items = shard.load()
             added += len(index.add(codes_of, items, only_new=True, again=again))
             advance(shard.n)
     known = sum(shard.n for shard in shards) - added
@@ -113,6 +113,53 @@ def compact(index: INDEX, as_json: JSON = False) -> None:
     _show(folder, as_json, f"reclaimed {n:,}, {len(folder):,} left in {index}", reclaimed=n)
 
 
+@index_app.command("sync")
+def sync_(
+    index: INDEX,
+    source: Annotated[str, Argument(help="The images that it should hold: a folder, a list or a tar file.")],
+    model: Annotated[Path | None, Option(help="Model that made its codes, if it is not found.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only count what has changed.")] = False,
+    as_json: JSON = False,
+    quiet: QUIET = False,
+) -> None:
+    """Bring an index up to date with its images: encode new and changed ones, remove deleted ones."""
+    from functools import cache
+
+    from hashlens.data.sources import open_source
+    from hashlens.index.changes import find_changes, sync
+    from hashlens.search import find_encoder
+
+    folder, progress = _open(index), Progress(quiet)
+    opened = open_source(source, labels="optional", progress=progress.say)
+    changes = find_changes(folder, opened)
+    if dry_run:
+        found = {name: len(rows) for name, rows in changes._asdict().items()}
+    else:
+        encoder = cache(lambda: find_encoder(folder, model))
+        with progress.bar("images", len(changes.added) + len(changes.changed)) as advance:
+            found = sync(folder, opened, encoder, advance=advance, changes=changes)
+    said = ", ".join(f"{n:,} {name}" for name, n in found.items())
+    _show(folder, as_json, f"{'to do: ' if dry_run else ''}{said}; {len(folder):,} in {index}", **found)
+
+
+@index_app.command()
+def promote(
+    new: Annotated[Path, Argument(help="Folder of the index that was built beside, perhaps with another model.")],
+    index: Annotated[Path, Argument(help="Folder of the index that is in use.")],
+    as_json: JSON = False,
+) -> None:
+    """Replace the contents of an index by those of another one in one step; a server goes on answering."""
+    from hashlens.codes.model import ModelFolder
+
+    if new.resolve() == index.resolve():
+        raise UsageError(f"{new} and {index} are the same folder; give the new index, then the one in use")
+    candidate, folder = _open(new), _open(index)
+    candidate.verify()
+    ModelFolder.find(candidate.model, index)  # a server that has the index open must find it too
+    folder.promote(candidate)
+    _show(folder, as_json, f"{index} now holds the {len(folder):,} images of {new}, which can be deleted")
+
+
 @index_app.command()
 def tables(
     index: INDEX,
@@ -133,6 +180,23 @@ def verify(index: INDEX, as_json: JSON = False) -> None:
     _show(folder, as_json, f"intact: {counted(n, 'file')}, {counted(len(folder), 'image')}", files=n)
 
 
+@index_app.command("repair")
+def repair_(
+    index: INDEX,
+    codes: Annotated[list[Path] | None, Option(help="Folder of the codes it was built from; may be repeated.")] = None,
+    model: Annotated[Path | None, Option(help="Model to encode images again with, if it is not found.")] = None,
+    as_json: JSON = False,
+    quiet: QUIET = False,
+) -> None:
+    """Restore damaged files of an index from its copies, from the codes, or by encoding the images again."""
+    from hashlens.index.repair import repair
+
+    found = repair(index, codes or (), model, Progress(quiet))
+    lost = f"{counted(found['lost'], 'image')} could not be restored and left the index" if found["lost"] else ""
+    sentence = f"repaired: {', '.join(found['repaired'])}" if found["repaired"] else "nothing is damaged"
+    show(found, as_json, sentence, lost, f"next     hashlens index verify {quoted(index)}")
+
+
 def _open(path: Path) -> IndexFolder:
     from hashlens.index.folder import IndexFolder
 
@@ -149,17 +213,20 @@ def copy(
     engine: Annotated[str, Option(help=f"One of {', '.join(ENGINES)}.")],
     to: Annotated[str, Option(help="; ".join(f"{name}: {place}" for name, (_, place) in ENGINES.items()))],
     settings: SET = None,
+    verify: Annotated[bool, Option("--verify", help="Compare every code afterwards, not a few while copying.")] = False,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
     """Copy the codes and ids of an index to a search engine. Rerun the same command to resume."""
     from contextlib import closing
 
-    from hashlens.index.engines import copy_index, open_engine
+    from hashlens.index.engines import copy_index, open_engine, verify_copy
 
     folder = _open(index)
     with closing(open_engine(engine, folder.n_bits, to, settings or ())) as there:
         result = copy_index(folder, there, Progress(quiet))
+        if verify:
+            result |= verify_copy(folder, there, Progress(quiet))
     known = f", {result['known']:,} were already there" if result["known"] else ""
     more = result["n"] - len(folder)
     place = f"--engine {engine} --at {without_secrets(to)}" + "".join(f" --set {quoted(one)}" for one in settings or ())
@@ -167,6 +234,7 @@ def copy(
         result | {"n_bits": folder.n_bits, "engine": engine, "index": str(index)},
         as_json,
         f"{counted(result['added'], 'code')} copied to {engine}{known}",
+        f"{counted(len(folder), 'code')} compared: all are the same" if verify else "",
         f"{engine} still has codes that were removed from {index}: {more:,}" if more > 0 else "",
         f"next     hashlens search {quoted(index)} image.jpg {place}",
     )

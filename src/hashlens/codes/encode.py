@@ -150,10 +150,10 @@ def _drop_damaged(folder: CodesFolder, opened: Source, progress: Progress) -> No
             lost = [row for row, path in enumerate(images.paths()) if path not in without_code]
             if gone := [images.names[row] for row in lost if not images.file(row).exists()]:
                 raise DataError(
-                    f"{shard.name} in {folder.path} is damaged ({damage}) and cannot be made again: of its images"
+                    f"{damage} and cannot be made again: of its images"
                     f" {len(gone):,} are gone, first {gone[0]}; restore them, or choose another --out"
                 )
-        progress.say(f"{shard.name} is damaged ({damage}): making it again, {shard.n:,} images")
+        progress.say(f"{damage}: making {shard.name} again, {shard.n:,} images")
     folder.drop(shard for shard, _ in damaged)
 
 

@@ -26,6 +26,7 @@ from hashlens.progress import Progress
 if TYPE_CHECKING:
     from hashlens.hashers.base import Hasher
 
+PROBES = 4
 ROWS = 32  # given to a projection at once, always: its rounding depends on their number
 
 
@@ -44,8 +45,10 @@ class Encoder:
         hasher: Hasher | None = None,
         mirror: bool = False,
         model: dict[str, str] | None = None,
+        claimed: bool = False,
     ):
         self.extractor, self.n_bits, self.mirror = extractor, n_bits, mirror
+        self.claimed = claimed  # whether its fingerprint is not its own but that of the model it was exported from
         self._hasher, self._model = hasher, model
 
     @classmethod
@@ -73,13 +76,28 @@ class Encoder:
 
     @cached_property
     def model(self) -> dict[str, str]:
-        """Fingerprint and name of the model; one that is not in a folder is saved to get them."""
+        """Fingerprint, name and probe of the model; one that is not in a folder is saved to get them."""
         if self._model is not None:
-            return self._model
+            return self._model | {"probe": self.probe}
         assert self._hasher is not None
         with tempfile.TemporaryDirectory() as temporary:
             self._hasher.save(temporary)
-            return ModelFolder(Path(temporary)).describe() | {"name": f"{self._hasher.name}-{self.n_bits}"}
+            found = ModelFolder(Path(temporary)).describe()
+            return found | {"name": f"{self._hasher.name}-{self.n_bits}", "probe": self.probe}
+
+    @cached_property
+    def probe(self) -> str:
+        """The codes of a few fixed images, or rows of features, in hex: a fingerprint can be claimed, these cannot."""
+        rng = np.random.default_rng(0)
+        if self.extractor is None:
+            assert self._hasher is not None
+            rows: Any = rng.standard_normal((PROBES, self._hasher.n_features_in_))
+        else:
+            coarse = rng.integers(0, 256, (PROBES, 4, 4, 3), np.uint8)
+            rows = np.kron(
+                coarse, np.ones((1, -(-self.extractor.size // 4), -(-self.extractor.size // 4), 1), np.uint8)
+            )
+        return self.codes(rows).packed.tobytes().hex()
 
     @property
     def size(self) -> int | None:

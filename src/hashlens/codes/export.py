@@ -19,18 +19,41 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import hashlens
+from hashlens.checksums import write_sealed
 from hashlens.codes.encoder import Encoder
-from hashlens.codes.model import CONFIG, EXPORTED, ModelFolder
+from hashlens.codes.model import CONFIG, EXPORTED, MODEL, WEIGHTS, ModelFolder
 from hashlens.errors import DataError, MismatchError, UsageError, require
-from hashlens.features.extractor import Extractor, one_core_session
-from hashlens.files import replacing, sha256, write_json
+from hashlens.features.extractor import Extractor
+from hashlens.features.networks.onnx_reader import safe_session
+from hashlens.files import replacing, sha256
 from hashlens.machine import work_ahead
 from hashlens.progress import Progress
+from hashlens.schema import SHA256, TEXT, conform, whole
 
 if TYPE_CHECKING:
     from hashlens.data.images import Images
 
 FORMAT = "hashlens onnx 2"
+SCHEMA = {
+    "format": FORMAT,
+    "hashlens": TEXT,
+    "method": TEXT,
+    "hasher": ({}, {CONFIG: SHA256, WEIGHTS: SHA256}),
+    "n_bits": whole(1, 65_536),
+    "model": (None, MODEL),
+    "sha256": SHA256,
+    "input": {
+        "name": "input",
+        "shape": ["n", whole(8, 4096), whole(8, 4096), 3],
+        "type": "uint8",
+        "size": whole(8, 4096),
+        "color": "RGB",
+        "resize": TEXT,
+        "normalization": TEXT,
+        "mirror": bool,
+    },
+    "output": TEXT,
+}
 CHECKED_BITS = 100_000  # compared at least
 RESIZE = "turned upright by EXIF, shorter side to size (Pillow's BICUBIC), center crop"
 ENOUGH = 0.999  # share of the bits that must equal those of the model
@@ -39,17 +62,26 @@ ENOUGH = 0.999  # share of the bits that must equal those of the model
 def load_exported(folder: ModelFolder) -> Encoder:
     with folder.damage_errors():
         facts = folder.config()
-        if facts.get("format") != FORMAT:
+        if conform(facts.get("format"), TEXT, "format") != FORMAT:
             raise DataError(f"{folder.path} is not a model exported by this version; export it again")
-        written = {EXPORTED: facts["sha256"]} | {f"hasher/{name}": value for name, value in facts["hasher"].items()}
-        for name, expected in written.items():
-            if sha256(folder.path / name) != expected:
-                raise DataError(f"{folder.path / name} has changed since it was written; export the model again")
-        forward = one_core_session(str(folder.path / EXPORTED))
-        extractor = Extractor(lambda: forward, facts["input"]["size"], lambda: facts["sha256"])
+        conform(facts, SCHEMA, CONFIG)
+        for name, expected in facts["hasher"].items():
+            folder.content(f"hasher/{name}", expected)
+        content = folder.content(EXPORTED, facts["sha256"])
         hasher = hashlens.load(folder.path / "hasher") if facts["hasher"] else None
-        mirror, model = facts["input"]["mirror"], folder.describe()
-        return Encoder(extractor, facts["n_bits"], hasher=hasher, mirror=mirror, model=model)
+        size, n_bits = facts["input"]["size"], facts["n_bits"]
+        if facts["input"]["shape"] != ["n", size, size, 3]:
+            raise ValueError(f"its input is {facts['input']['shape']}, not {size} pixels wide and high")
+        if hasher is not None and hasher.n_bits != n_bits:
+            raise ValueError(f"hasher/ makes codes of {hasher.n_bits} bits, not of {n_bits}")
+        forward = safe_session(content, (1, size, size, 3), hasher._n_projected if hasher is not None else n_bits)
+        extractor = Extractor(lambda: forward, size, lambda: facts["sha256"])
+        claimed = facts["model"] is not None
+        encoder = Encoder(
+            extractor, n_bits, hasher=hasher, mirror=facts["input"]["mirror"], model=folder.describe(), claimed=claimed
+        )
+        folder.seal()
+        return encoder
 
 
 def require_exportable(model: Path, out: Path) -> ModelFolder:
@@ -99,7 +131,7 @@ def export_onnx(model: Path, out: Path, images: Images, progress: Progress) -> d
         if beside:
             hasher.save(out / "hasher")
             facts["hasher"] = {file.name: sha256(file) for file in sorted((out / "hasher").iterdir())}
-        write_json(out / CONFIG, facts)
+        write_sealed(out / CONFIG, facts)
         check = compare_bits(encoder, Encoder.load(out), images, progress)
         if check["bits_equal"] < ENOUGH:
             raise MismatchError(
@@ -107,7 +139,7 @@ def export_onnx(model: Path, out: Path, images: Images, progress: Progress) -> d
                 " was exported: please report this with the output of hashlens doctor"
             )
         if check["same_model"]:
-            write_json(out / CONFIG, facts | {"model": encoder.model})
+            write_sealed(out / CONFIG, facts | {"model": folder.describe()})
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise

@@ -1,7 +1,8 @@
 """The codes folder: codes and the list of their images in, shards on disk out, each whole or not there at all.
 
 codes/
-  manifest.json                  n_bits, the model, every shard with its rows and checksums, and whether all is done
+  manifest.json                  n_bits, the model, every shard with its rows and checksums, and whether all is done;
+                                 it has a checksum itself, and no file is used before it was compared with its own
   list.parquet                   all images to encode, in order; it only grows
   shard-000000000.codes.npy      uint8 (n, ceil(n_bits / 8)), bits in the order of np.packbits
   shard-000000000.items.parquet  path, labels (where there are any), size, mtime in nanoseconds; row i is that of code i
@@ -23,6 +24,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,17 +34,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hashlens.checksums import damaged, read_sealed, write_sealed
 from hashlens.codes import MANIFEST, RUN_CODES, Codes
-from hashlens.codes.model import ModelFolder
-from hashlens.errors import DataError, MismatchError, UsageError
-from hashlens.files import replacing, require_own, sha256, storage_errors, sync, write_csv, write_json
+from hashlens.codes.model import MODEL, ModelFolder
+from hashlens.errors import DataError, HashlensError, MismatchError, StorageError, UsageError
+from hashlens.files import replacing, require_own, storage_errors, sync, write_csv
 from hashlens.machine import blocks
+from hashlens.schema import SHA256, TEXT, conform, whole
 
-FORMAT = "hashlens codes folder 2"
+FORMAT, BEFORE = "hashlens codes folder 3", "hashlens codes folder 2"
 SHARD_SIZE = 65_536  # images: minutes of work, some hundred kilobytes of codes
 LIST, SKIPPED = "list.parquet", "skipped.csv"
 REPLACEABLE = re.compile(r"shard-\d{9,}\.(codes\.npy|items\.parquet)|\..+\.tmp")  # unless the manifest names it
 ANOTHER = "choose another --out"
+AGAIN = "rerun the same hashlens encode command to make it again"
+ROWS = whole(0, 2**40)
+SCHEMA = {
+    "format": FORMAT,
+    "n_bits": whole(1, 65_536),
+    "model": MODEL,
+    "shard_size": whole(1, 2**31 - 1),
+    "source": (None, TEXT, [TEXT]),
+    "part": [whole(1), whole(1)],
+    "list": {"n": ROWS, "columns": [TEXT], "sha256": (SHA256, ""), "files": [SHA256]},
+    "done": bool,
+    "shards": [{"start": ROWS, "stop": ROWS, "n": ROWS, "codes_sha256": SHA256, "items_sha256": SHA256}],
+}
 
 Skipped = Iterable[tuple[str, str]]  # path and reason
 
@@ -67,30 +84,38 @@ class Shard:
     def files(self) -> tuple[Path, Path]:
         return self.folder / f"{self.name}.codes.npy", self.folder / f"{self.name}.items.parquet"
 
-    def load(self, verify: bool = False) -> tuple[Codes, pa.Table]:
-        """The codes, mapped from their file, and the table of their images; `verify` compares checksums first."""
+    def load(self) -> tuple[Codes, pa.Table]:
+        """The codes and the table of their images, once both were compared with their checksums."""
+        contents = [self._content(number) for number in (0, 1)]
         try:
-            if verify and (damage := self.damage()):
-                raise ValueError(damage)
-            codes = Codes(np.load(self.files[0], mmap_mode="r" if self.n else None), self.n_bits)
-            items = pq.read_table(self.files[1])
+            codes = Codes(np.load(io.BytesIO(contents[0]), allow_pickle=False), self.n_bits)
+            items = pq.read_table(pa.BufferReader(contents[1]))
+            items.validate(full=True)
             if not len(codes) == len(items) == self.n:
                 raise ValueError(f"{len(codes):,} codes and {len(items):,} images instead of {self.n:,}")
-        except (OSError, ValueError, EOFError, pa.ArrowException) as error:
-            raise DataError(
-                f"{self.name} in {self.folder} is damaged ({error}); rerun the same hashlens encode command to make it"
-                " again"
-            ) from error
+            if _items(items).schema != items.schema or items["path"].null_count:
+                raise ValueError("it has other columns")
+        except (KeyError, ValueError, EOFError, pa.ArrowException) as error:
+            raise damaged(self.folder / self.name, " ".join(str(error).split())[:200], AGAIN) from error
         return codes, items
+
+    def _content(self, number: int) -> bytes:
+        """The bytes of one of its files, which are those that were written."""
+        path, expected = self.files[number], (self.codes_sha256, self.items_sha256)[number]
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise damaged(path, f"it cannot be read: {error.strerror}", AGAIN) from error
+        if hashlib.sha256(content).hexdigest() != expected:
+            raise damaged(path, "it has changed since it was written", AGAIN)
+        return content
 
     def damage(self) -> str | None:
         """What is wrong with its files, by their checksums."""
-        for path, expected in zip(self.files, (self.codes_sha256, self.items_sha256), strict=True):
-            try:
-                if sha256(path) != expected:
-                    return f"{path.name} has changed since it was written"
-            except OSError as error:
-                return f"{path.name} cannot be read: {error.strerror}"
+        try:
+            self._content(0), self._content(1)
+        except DataError as error:
+            return error.message.removesuffix(f"; {AGAIN}")
         return None
 
 
@@ -109,7 +134,7 @@ class CodesFolder:
         self.shard_size: int = manifest["shard_size"]
         self.source: str | None = manifest["source"]
         self.part: tuple[int, int] = tuple(manifest["part"])
-        self.list: dict[str, Any] = manifest["list"]  # n, columns and sha256
+        self.list: dict[str, Any] = manifest["list"]  # n, columns, sha256 of these, and of the files it may be in
         self.done: bool = manifest["done"]
         self.shards = [Shard(path, self.n_bits, **shard) for shard in manifest["shards"]]
         self._listed: pa.Table | None = None
@@ -125,17 +150,15 @@ class CodesFolder:
         path = cls.at(path) or Path(path)
         file = path / MANIFEST
         try:
-            manifest = json.loads(file.read_text(encoding="utf-8"))
-            if manifest["format"] != FORMAT:
-                found = manifest["format"]
-                raise MismatchError(f"{file} has the format {found!r}, not {FORMAT!r}; encode into another folder")
-            return cls(path, manifest)
+            return cls(path, _read_manifest(file))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise DataError(
                 f"{path} has no codes ({MANIFEST} is missing); give a folder made by hashlens encode or train"
             ) from error
+        except HashlensError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{file} is damaged ({error}); encode into another folder") from error
+            raise damaged(file, error, "encode into another folder") from error
 
     @classmethod
     def create(
@@ -164,7 +187,9 @@ class CodesFolder:
             return folder
         require_own(path, [SKIPPED], "codes")  # the first file that is written here and the last to go
         manifest = {"n_bits": n_bits, "model": model, "shard_size": shard_size, "source": source, "part": part}
-        folder = cls(path, manifest | {"list": {"n": 0, "columns": [], "sha256": ""}, "done": False, "shards": []})
+        folder = cls(
+            path, manifest | {"list": {"n": 0, "columns": [], "sha256": "", "files": []}, "done": False, "shards": []}
+        )
         write_csv(path / SKIPPED, ("path", "reason"), ())
         folder._clean()
         folder._commit()
@@ -188,6 +213,8 @@ class CodesFolder:
                 return [(row[0], row[1]) for row in list(csv.reader(file))[1:] if len(row) == 2]
         except FileNotFoundError:
             return []
+        except (OSError, csv.Error) as error:
+            raise damaged(self.path / SKIPPED, error, "delete it; the images in it are tried again") from error
 
     def damaged(self) -> list[tuple[Shard, str]]:
         """Shards whose files have changed since they were written, each with what is wrong."""
@@ -198,12 +225,15 @@ class CodesFolder:
         """All images to encode."""
         if self._listed is None:
             try:
-                table = pq.read_table(pa.BufferReader((self.path / LIST).read_bytes())).slice(0, self.list["n"])
+                content = (self.path / LIST).read_bytes()
+                if hashlib.sha256(content).hexdigest() not in self.list["files"]:
+                    raise ValueError("it has changed since it was written")
+                table = pq.read_table(pa.BufferReader(content)).slice(0, self.list["n"])
                 table = table.select(self.list["columns"])
                 if content_hash(table) != self.list["sha256"]:
                     raise ValueError("it has changed since it was written")
             except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-                raise DataError(f"{self.path / LIST} is damaged ({error}); {ANOTHER}") from error
+                raise damaged(self.path / LIST, error, ANOTHER) from error
             self._listed = table
         return self._listed
 
@@ -229,8 +259,12 @@ class CodesFolder:
 
     def _write_list(self, table: pa.Table) -> None:
         table = table.combine_chunks().replace_schema_metadata(None)
-        _write(self.path / LIST, parquet(table))  # the manifest still names fewer rows or columns: the list only grows
-        facts = {"n": len(table), "columns": table.column_names, "sha256": content_hash(table)}
+        content = parquet(table)
+        digest = hashlib.sha256(content).hexdigest()
+        self.list["files"] += [digest]  # the list only grows: whichever is found, the manifest still names its rows
+        self._commit()
+        _write(self.path / LIST, content)
+        facts = {"n": len(table), "columns": table.column_names, "sha256": content_hash(table), "files": [digest]}
         self._listed, self.list, self.done = table, facts, False
         self._commit()
 
@@ -291,7 +325,7 @@ class CodesFolder:
         manifest = {"format": FORMAT, **{name: getattr(self, name) for name in names}}
         manifest["shards"] = [{name: getattr(shard, name) for name in of_shard} for shard in self.shards]
         sync(self.path)  # names of files first, then the manifest that names them
-        write_json(self.path / MANIFEST, manifest)
+        write_sealed(self.path / MANIFEST, manifest)
         sync(self.path)
 
     def _clean(self) -> None:
@@ -301,6 +335,29 @@ class CodesFolder:
             for entry in self.path.iterdir():
                 if REPLACEABLE.fullmatch(entry.name) and entry.name not in named:
                     entry.unlink(missing_ok=True)
+
+
+def _read_manifest(file: Path) -> dict[str, Any]:
+    manifest = read_sealed(file)
+    if manifest.get("format") == BEFORE:  # all that is new is the checksums of the manifest and of the list
+        content = (file.parent / LIST).read_bytes() if (file.parent / LIST).exists() else b""
+        conform(manifest.get("list"), dict, "list")
+        listed = manifest["list"] | {"files": [hashlib.sha256(content).hexdigest()]}
+        manifest |= {"format": FORMAT, "list": listed}
+        conform(manifest, SCHEMA, "it")
+        with suppress(StorageError):
+            write_sealed(file, manifest)
+    elif conform(manifest.get("format"), TEXT, "format") != FORMAT:
+        found = str(manifest.get("format"))[:60]
+        raise MismatchError(f"{file} has the format {found!r}, not {FORMAT!r}; encode into another folder")
+    conform(manifest, SCHEMA, "it")
+    shards = manifest["shards"]
+    ends = [0, *(shard["stop"] for shard in shards)]
+    if any(end > shard["start"] or shard["start"] + shard["n"] > shard["stop"] for end, shard in zip(ends, shards)):  # noqa: B905
+        raise ValueError("its shards overlap")
+    if manifest["part"][0] > manifest["part"][1]:
+        raise ValueError(f"part is {manifest['part']}")
+    return manifest
 
 
 def write_codes(path: Path, codes: Codes, items: pa.Table, model: dict[str, str], source: str | None = None) -> None:

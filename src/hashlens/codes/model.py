@@ -1,23 +1,34 @@
 """ModelFolder: the path of a run, a model or an exported model in, the model's folder and fingerprint out.
 
-Codes can be mixed if the fingerprints of their models are equal.
+Codes can be mixed if the fingerprints of their models are equal. config.json has its own checksum and those of the
+files beside it; a model is loaded from bytes that were compared with them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
+from hashlens.checksums import CHECKSUM, damaged, read_sealed, write_sealed
+from hashlens.errors import DataError, HashlensError, MismatchError, StorageError, UsageError
 from hashlens.files import sha256
+from hashlens.schema import SHA256, conform, optional
 
 CONFIG, WEIGHTS, EXPORTED = "config.json", "model.safetensors", "model.onnx"
 GENERAL = Path(__file__).with_name("general")  # the model that comes with the package, for any photos
+FORMAT = "hashlens model 2"
+OTHER_BITS = 1 / 16  # of a probe that may differ
+MODEL = {  # what codes and indexes record of their model
+    "fingerprint": SHA256,
+    "name": re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f]{0,255}"),
+    optional("probe"): re.compile(r"([0-9a-f]{2})*"),
+}
 
 
 @dataclass(frozen=True)
@@ -54,8 +65,10 @@ class ModelFolder:
     def fingerprint(self) -> str:
         """sha256 of what codes depend on: the weights, and config.json without the program that wrote it."""
         with self.damage_errors():
-            kept = {name: value for name, value in self.config().items() if name not in ("hashlens", "class")}
-            weights = sha256(self.path / (EXPORTED if self.exported else WEIGHTS))
+            config = self.config()
+            own = ("hashlens", "class", "files", *["format"] * (config.get("format") == FORMAT))
+            kept = {name: value for name, value in config.items() if name not in own}
+            weights = hashlib.sha256(self.content(EXPORTED if self.exported else WEIGHTS)).hexdigest()
         return hashlib.sha256(f"{json.dumps(kept, sort_keys=True)} {weights}".encode()).hexdigest()
 
     def describe(self) -> dict[str, str]:
@@ -64,11 +77,38 @@ class ModelFolder:
         An exported model that gave the same bits when it was checked counts as the model it was exported from.
         """
         with self.damage_errors():
-            same_as = self.config()["model"] if self.exported else None
+            same_as = conform(self.config()["model"], (None, MODEL), "model") if self.exported else None
         return same_as or {"fingerprint": self.fingerprint, "name": self.name}
 
     def config(self) -> dict[str, Any]:
-        return json.loads((self.path / CONFIG).read_text(encoding="utf-8"))
+        """What config.json says, once it agrees with its checksum."""
+        try:
+            return conform(read_sealed(self.path / CONFIG), dict)
+        except ValueError as error:
+            raise damaged(self.path / CONFIG, error, self._again) from error
+
+    def content(self, name: str, expected: str | None = None) -> bytes:
+        """The bytes of a file beside config.json, once they agree with the SHA-256 that it has of them."""
+        expected = expected or self.config().get("files", {}).get(name)
+        content = (self.path / name).read_bytes()
+        if expected is not None and hashlib.sha256(content).hexdigest() != expected:
+            raise damaged(self.path / name, "it has changed since it was written", self._again)
+        return content
+
+    def seal(self) -> None:
+        """Give the config.json of a version without checksums its own, once all that it says was checked."""
+        if CHECKSUM.encode() not in (self.path / CONFIG).read_bytes():
+            with suppress(StorageError):
+                write_sealed(self.path / CONFIG, self.config())
+
+    def write_config(self, config: dict[str, Any], files: Sequence[str]) -> None:
+        """Write config.json with the checksums of the files beside it, which were written before."""
+        digests = {name: sha256(self.path / name) for name in files}
+        write_sealed(self.path / CONFIG, {**config, "format": FORMAT, "files": digests})
+
+    @property
+    def _again(self) -> str:
+        return f"{'export' if self.exported else 'train or copy'} the model again"
 
     @contextmanager
     def damage_errors(self) -> Iterator[None]:
@@ -78,8 +118,8 @@ class ModelFolder:
         except HashlensError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            how = "export" if self.exported else "train or copy"
-            raise DataError(f"the model in {self.path} is damaged ({error}); {how} it again") from error
+            why = " ".join(str(error).split())[:200]
+            raise DataError(f"the model in {self.path} is damaged ({why}); {self._again}") from error
 
     @classmethod
     def find(cls, model: dict[str, str], near: Path) -> ModelFolder:
@@ -101,7 +141,18 @@ class ModelFolder:
 
     @staticmethod
     def require_same(ours: dict[str, str], given: dict[str, str], where: Path | str) -> None:
-        """Refuse a model other than the one that made the codes or the index in `where`."""
+        """Refuse a model other than the one that made the codes or the index in `where`.
+
+        Where both are known, the codes of a few fixed images are compared too: a model that was exported names the
+        fingerprint of the one it came from, and might name any. Another machine may round a bit differently.
+        """
+        probes = [bytes.fromhex(model.get("probe", "")) for model in (ours, given)]
+        n_wrong = sum((a ^ b).bit_count() for a, b in zip(*probes, strict=False))
+        if all(probes) and (len(probes[0]) != len(probes[1]) or n_wrong > len(probes[0]) * 8 * OTHER_BITS):
+            raise MismatchError(
+                f"{given['name']} says that it is the model that made {where}, but it gives other codes; use the model"
+                " itself, or export it again"
+            )
         if ours["fingerprint"] != given["fingerprint"]:
             raise MismatchError(
                 f"{where} was made with {ours['name']} {ours['fingerprint'][:8]}…, you gave {given['name']}"

@@ -1,10 +1,19 @@
-"""Downloads with the package managers npm and pip; HASHLENS_OFFLINE=1 forbids every download."""
+"""Downloads with the package managers npm and pip; HASHLENS_OFFLINE=1 forbids every download.
+
+Nothing that was downloaded is executed.
+"""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.error import URLError
+from urllib.parse import urljoin, urlsplit
+from urllib.request import urlopen
+
+MAX_PAGE = 1 << 24  # bytes of a list of files
 
 
 def offline() -> bool:
@@ -21,9 +30,51 @@ def with_npm(package: str, version: str, folder: Path) -> Path:
 
 
 def with_pip(package: str, version: str, folder: Path) -> Path:
-    """The wheel of a Python package or, if it has none, the archive of its sources."""
-    _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"{package}=={version}"], folder)
-    return next(folder.glob(f"{package}*"))
+    """The wheel of a Python package or, if it has none, the archive of its sources; nothing in them is run.
+
+    pip would build an archive of sources, that is run its code, only to see what it needs; so it may fetch wheels
+    alone, and an archive is fetched from the index that pip uses.
+    """
+    pip = [sys.executable, "-m", "pip"]
+    try:
+        wanted = ["--quiet", "--no-deps", "--only-binary", ":all:", f"{package}=={version}"]
+        _run([*pip, "download", *wanted], folder)
+        return next(folder.glob(f"{package}*.whl"))
+    except (OSError, StopIteration) as error:
+        name = f"{package}-{version}.tar.gz"
+        listing = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, timeout=60, check=False)
+        if listing.returncode:
+            raise
+        given = re.findall(r"(?m)^(?:global|:env:|download)\.(?:extra-)?index-url='([^'\n]+)'", listing.stdout)
+        for index in [one for text in given for one in text.split()] or _usual_index():
+            if fetched := _archive(index, package, name, folder):
+                return fetched
+        raise OSError(f"{error}; there is no wheel and no {name}") from error
+
+
+def _usual_index() -> list[str]:
+    """The index that pip uses if it is not told otherwise."""
+    from pip._internal.models.index import PyPI
+
+    return [PyPI.simple_url]
+
+
+def _archive(index: str, package: str, name: str, folder: Path) -> Path | None:
+    """A file that an index of packages (PEP 503) lists, as it is."""
+    page = f"{index.rstrip('/')}/{re.sub(r'[-_.]+', '-', package).lower()}/"
+    page += "index.html" if page.startswith("file:") else ""
+    try:
+        with urlopen(page, timeout=60) as opened:
+            links = re.findall(r'href="([^"]+)"', opened.read(MAX_PAGE).decode(errors="replace"))
+        for link in links:
+            address = urljoin(page, link.partition("#")[0])
+            if address.endswith(f"/{name}") and urlsplit(address).scheme in ("https", urlsplit(page).scheme):
+                with urlopen(address, timeout=60) as opened, (folder / name).open("wb") as file:
+                    shutil.copyfileobj(opened, file)
+                return folder / name
+    except (URLError, ValueError):
+        return None
+    return None
 
 
 def _run(command: list[str], folder: Path) -> None:

@@ -1,12 +1,19 @@
-"""Batches of features in, one array out, computed once: the next time it is mapped from a file in the cache."""
+"""Batches of features in, one array out, computed once: then it is mapped from a file in the cache and checked."""
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hashlens.checksums import FILE, CheckedFile, damaged, describe_file, read_sealed, write_sealed
+from hashlens.errors import DataError
 from hashlens.files import cache_dir, replacing, require_room
 from hashlens.progress import Progress
+from hashlens.schema import conform, whole
+
+FACTS = {"shape": [whole()], "dtype": re.compile("float(16|32|64)"), **FILE}
 
 
 def kept(
@@ -23,15 +30,15 @@ def kept(
     `key` is a hash of everything the values depend on. `batches` is not read if the array is in the cache.
     """
     progress = progress or Progress(quiet=True)
-    path = cache_dir() / "features" / f"{key}.npy"
+    folder = cache_dir() / "features"
+    path, facts = folder / f"{key}.values.npy", folder / f"{key}.json"
+    again = f"{what} are computed again"
+    _adopt(folder / f"{key}.npy", path, facts)
     if path.exists():
         try:
-            found = np.load(path, mmap_mode="r")
-            if len(found) == n:
-                return found
-        except (OSError, ValueError, EOFError):
-            pass
-        progress.say(f"note: {path} is damaged; {what} are computed again")
+            return _load(path, facts, n, again)
+        except DataError as error:
+            progress.say(f"note: {error.message}")
     with replacing(path) as temporary, progress.bar(what, n) as advance:
         out: np.memmap | None = None
         for rows, values in batches:
@@ -44,4 +51,31 @@ def kept(
         assert out is not None, "callers pass at least one image"
         out.flush()
         del out
-    return np.load(path, mmap_mode="r")
+        _describe(temporary, facts)
+    return _load(path, facts, n, again)
+
+
+def _describe(path: Path, facts: Path) -> None:
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    write_sealed(facts, {"shape": list(array.shape), "dtype": array.dtype.name, **describe_file(path)})
+
+
+def _load(path: Path, facts: Path, n: int, again: str) -> np.ndarray:
+    """The array in a file, once all of it was compared with its checksum."""
+    try:
+        known = conform(read_sealed(facts), FACTS)
+        if known["shape"][:1] != [n]:
+            raise ValueError(f"its shape is {known['shape']}")
+    except (OSError, ValueError) as error:
+        raise damaged(facts, error, again) from error
+    return CheckedFile(path, known, again).array(tuple(known["shape"]), known["dtype"])
+
+
+def _adopt(before: Path, path: Path, facts: Path) -> None:
+    """Use what a version without checksums has computed."""
+    if before.exists():
+        try:
+            _describe(before, facts)
+            before.replace(path)
+        except (OSError, ValueError, EOFError):
+            before.unlink(missing_ok=True)

@@ -1,7 +1,9 @@
 """Hasher: the contract of every method. `fit` learns, `project` gives real values, `encode` gives codes."""
 
 import json
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from html import escape
 from inspect import signature
@@ -15,12 +17,14 @@ from sklearn.exceptions import NotFittedError
 
 import hashlens
 from hashlens.codes import Codes
+from hashlens.codes.model import FORMAT, WEIGHTS, ModelFolder
 from hashlens.data.images import as_images
 from hashlens.data.labels import Labels, require_differences
-from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
+from hashlens.errors import DataError, HashlensError, MismatchError, StorageError, UsageError
 from hashlens.features.extractor import Extractor, is_features
-from hashlens.files import replacing, write_json
+from hashlens.files import replacing
 from hashlens.progress import Progress
+from hashlens.schema import SHA256, TEXT, conform, optional
 from hashlens.settings import (
     changed,
     check,
@@ -32,6 +36,9 @@ from hashlens.settings import (
     setting,
     to_json,
 )
+
+# what code that was written for right files raises on wrong ones
+WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RuntimeError, MemoryError)
 
 
 def never() -> bool:
@@ -235,41 +242,88 @@ class Hasher(Declared, ScikitLearn):
         return tags
 
     def save(self, folder: str | Path) -> None:
-        """Write config.json and model.safetensors; no pickle."""
+        """Write config.json and model.safetensors, with checksums; no pickle."""
         from safetensors.numpy import save_file
 
         self.require_fitted()
         config, arrays = self._state()
         folder = Path(folder)
-        with replacing(folder / "model.safetensors") as temporary:
+        with replacing(folder / WEIGHTS) as temporary:
             save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary)
         header = {"hashlens": hashlens.__version__, "method": self.name, "class": class_path(type(self))}
-        write_json(folder / "config.json", header | {"params": to_json(self)} | config)
+        ModelFolder(folder).write_config(header | {"params": to_json(self)} | config, [WEIGHTS])
 
     @classmethod
     def load(cls, folder: str | Path, **given: Any) -> Self:
-        """The hasher that `save` wrote to `folder`; `given` are settings that cannot be saved: an own backbone."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        """The hasher that `save` wrote to `folder`; `given` are settings that cannot be saved: an own backbone.
 
-        folder = Path(folder)
+        The files may come from a stranger: all that they say is checked before it is used.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load as load_arrays
+
+        folder, model = Path(folder), ModelFolder(Path(folder))
         for name in given:
             find_setting(cls, name)
         try:
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            arrays = load_file(folder / "model.safetensors")
+            config = model.config()
+            arrays = load_arrays(model.content(WEIGHTS))
             if config["method"] != cls.name:
                 raise MismatchError(
                     f"{folder} contains a {config['method']} model, not {cls.name}; use hashlens.load(folder)"
                 )
-            hasher = cls(**from_json(cls, config["params"]) | given)
+            hasher = cls._with_settings(config["params"], given)
+            _require_sound(arrays)
             hasher._restore(config, arrays)
             hasher.n_bits_ = hasher.n_bits
+            hasher._require_same_state(config, arrays)
+            hasher._require_codes()
         except HashlensError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise DataError(f"the model in {folder} is missing or damaged ({error}); train or copy it again") from error
+        except (OSError, *WRONG, SafetensorError) as error:
+            why = " ".join(str(error).split())[:200] or type(error).__name__
+            raise DataError(f"the model in {folder} is missing or damaged ({why}); train or copy it again") from error
+        if "format" not in config:  # written by a version without checksums
+            with suppress(StorageError):
+                model.write_config(config, [WEIGHTS])
         return hasher
+
+    @classmethod
+    def _with_settings(cls, params: Any, given: dict[str, Any]) -> Self:
+        """With settings from a file, all in range."""
+        try:
+            hasher = cls(**from_json(cls, conform(params, dict, "params")) | given)
+            check(hasher)
+        except UsageError as error:
+            raise ValueError(error.message) from error
+        return hasher
+
+    def _require_same_state(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Refuse files that say anything which `save` would not have written."""
+        state, again = self._state()
+        header = {"hashlens": TEXT, "method": TEXT, "class": TEXT, "params": dict}
+        schema = header | {optional("format"): FORMAT, optional("files"): {WEIGHTS: SHA256}}
+        conform(config, schema | {optional(name): json.loads(json.dumps(value)) for name, value in state.items()})
+        again = {name: np.ascontiguousarray(array) for name, array in again.items()}  # as they are saved
+        described = [{name: (a.shape, a.dtype) for name, a in some.items()} for some in (arrays, again)]
+        if described[0] != described[1]:
+            wrong = min(
+                name for name in arrays.keys() | again.keys() if described[0].get(name) != described[1].get(name)
+            )
+            raise ValueError(f"{wrong} is not the array that it should be")
+
+    def _require_codes(self) -> None:
+        """Refuse a model that does not turn what it takes into codes of n_bits."""
+        X = np.random.default_rng(0).standard_normal((32, self._n_projected))
+        with np.errstate(all="ignore"):
+            shape = self._project(self._validate(X)).shape
+        if shape != (32, self.n_bits):
+            raise ValueError(f"it gives {shape[1:]} numbers for a code of {self.n_bits} bits")
+
+    @property
+    def _n_projected(self) -> int:
+        """Columns of what `_project` takes."""
+        return self.n_features_in_
 
     def is_fitted(self) -> bool:
         return bool(self._learned())
@@ -317,6 +371,14 @@ def as_rows(X: Any) -> Any:
     listed = isinstance(X, list) and X and isinstance(X[0], list | tuple)
     array = np.asarray(X) if listed or hasattr(X, "__array__") else np.empty(0)
     return array if array.ndim == 2 else X
+
+
+def _require_sound(arrays: dict[str, np.ndarray]) -> None:
+    for name, array in arrays.items():
+        if not re.fullmatch(r"[A-Za-z0-9_.]{1,200}", name) or array.dtype.kind not in "fiub":
+            raise ValueError(f"it has an array called {name[:60]!r} of type {array.dtype}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"{name} has values that are not finite")
 
 
 def class_path(cls: type) -> str:

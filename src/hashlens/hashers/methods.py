@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hashlens.codes.model import ModelFolder
 from hashlens.errors import DataError, UsageError, require
+from hashlens.schema import TEXT, conform
 from hashlens.settings import did_you_mean
 
 if TYPE_CHECKING:
@@ -108,9 +109,11 @@ def load(folder: str | Path, **given: Any) -> Hasher:
     A class of your own must have been imported: nothing is imported because a file names it.
     """
     try:
-        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-        method, path = config["method"], config["class"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        config = ModelFolder(Path(folder)).config()
+        method, path = (conform(config.get(name), TEXT, name) for name in ("method", "class"))
+    except DataError:
+        raise
+    except (OSError, ValueError) as error:
         raise DataError(
             f"{folder} is not a hashlens model (config.json is missing or damaged); give the folder 'model' of a run"
         ) from error

@@ -15,11 +15,8 @@ from hashlens.codes import Codes
 from hashlens.data.images import INSIDE
 from hashlens.errors import DataError, UsageError
 from hashlens.files import is_utf8
+from hashlens.index.items import Items, as_items
 from hashlens.index.memory import HammingIndex, Part
-
-ITEMS = pa.schema(
-    [("path", pa.string()), ("labels", pa.list_(pa.string())), ("size", pa.int64()), ("mtime", pa.int64())]
-)
 
 
 class Catalog(HammingIndex):
@@ -38,8 +35,8 @@ class Catalog(HammingIndex):
         """Add codes with their paths and labels; returns the new ids."""
         self.require_items(codes, items)
         first = self._highest() + 1
-        table = as_items(items)
-        self._use([*self.parts, Part.of(codes, first, items=lambda: table)])
+        own = Items(as_items(items))
+        self._use([*self.parts, Part.of(codes, first, items=lambda: own)])
         return np.arange(first, first + len(codes))
 
     def require_items(self, codes: Codes, items: pa.Table) -> None:
@@ -57,10 +54,9 @@ class Catalog(HammingIndex):
         found = {}
         for part in self.parts:
             places = part.places(ids)
-            for place, id_, code in zip(places, part.ids(places), part.codes(places), strict=True):
-                # one by one: `take` would import Arrow's functions and pandas, half a second for a new process
-                path, labels = (part.items().column(name)[int(place)].as_py() for name in ("path", "labels"))
-                found[int(id_)] = {"id": int(id_), "path": path, "labels": labels, "code": code.tobytes().hex()}
+            here, codes = part.ids(places).tolist(), part.codes(places)
+            for (path, labels), id_, code in zip(part.items().rows(places), here, codes, strict=True):
+                found[id_] = {"id": id_, "path": path, "labels": labels, "code": code.tobytes().hex()}
         return found
 
     def labels(self, most: int = 1_000) -> list[str]:
@@ -93,7 +89,7 @@ class Catalog(HammingIndex):
 
         _require_text(label, "the label")
 
-        def places(items: pa.Table) -> np.ndarray:
+        def places(items: Items) -> np.ndarray:
             column = items.column("labels").combine_chunks()
             matches = pc.equal(column.flatten(), label)
             return np.unique(pc.list_parent_indices(column).filter(matches).to_numpy())
@@ -108,15 +104,9 @@ class Catalog(HammingIndex):
             lambda items: np.flatnonzero([matches(path) is not None for path in items.column("path").to_pylist()])
         )
 
-    def _ids_where(self, places: Callable[[pa.Table], np.ndarray]) -> np.ndarray:
+    def _ids_where(self, places: Callable[[Items], np.ndarray]) -> np.ndarray:
         found = [part.ids(part.still(places(part.items()))) for part in self.parts]
         return np.concatenate([np.empty(0, np.int64), *found])
-
-
-def as_items(table: pa.Table) -> pa.Table:
-    """The columns that an index keeps; null where the table does not have them."""
-    there = table.column_names
-    return pa.table([table[one.name] if one.name in there else pa.nulls(len(table), one.type) for one in ITEMS], ITEMS)
 
 
 def _require_text(text: str, what: str) -> None:

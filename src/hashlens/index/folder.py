@@ -4,6 +4,7 @@ INDEX/
   index.json              code length, model, parts with checksums, removed ids; replaced in one step
   part-00000.blocks.npy   (n_blocks, n_bytes, 64) uint8, 64 codes per block (kernels/), memory-mapped
   part-00000.items.arrow  path, labels, size and mtime of each code, memory-mapped
+  part-00000.items.sums   the checksum of each block of it
   part-00000.ids.npy      (n,) int64, only after `compact`; otherwise ids are first_id, first_id + 1, …
   part-00000.starts.npy, part-00000.places.npy   radius tables (radius.py), only if the index has them; memory-mapped
   removed-00001.npy       sorted ids that were removed
@@ -12,10 +13,18 @@ INDEX/
 A change writes new files first and index.json last; two processes cannot change an index at the same time. Files of
 these names that index.json does not list were left by a crash and are deleted by the next change. Ids never change and
 are never reused.
+
+No file is used before it was compared with its checksum: items when they are first touched, all others when the index
+is opened. What nothing else could restore (index.json, ids, removed, forgotten) has a copy, NAME.copy; repair.py
+restores everything else from codes or images.
 """
 
+from __future__ import annotations
+
 import json
+import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, cached_property
@@ -26,43 +35,67 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from hashlens.checksums import FILE as OF_FILE
+from hashlens.checksums import CheckedFile, damaged, describe_file, read_sealed, write_sealed
 from hashlens.codes import Codes
-from hashlens.errors import DataError, MismatchError
-from hashlens.files import (
-    alone_in,
-    quoted,
-    replacing,
-    require_own,
-    require_room,
-    sha256,
-    storage_errors,
-    sync,
-    write_json,
-)
-from hashlens.index.catalog import ITEMS, Catalog, as_items
+from hashlens.codes.model import MODEL
+from hashlens.errors import DataError, HashlensError
+from hashlens.files import alone_in, quoted, replacing, require_own, require_room, storage_errors, sync
+from hashlens.index.catalog import Catalog
+from hashlens.index.items import BATCH, MappedItems, find_batches, write_items, write_sums
 from hashlens.index.memory import Part
 from hashlens.index.radius import N_VALUES, Tables, n_pieces, table_bytes
 from hashlens.kernels import LANES
 from hashlens.machine import blocks
+from hashlens.schema import TEXT, conform, optional, whole
 
-FORMAT = "hashlens index 4"
+FORMAT = "hashlens index 5"
 EMPTY: dict[str, Any] = {"next_id": 0, "next_file": 0, "next_part": 0, "parts": [], "removed": None, "forgotten": None}
 TABLES = ("starts.npy", "places.npy")
 ROWS = 65_536  # whose paths are Python strings at the same time
-FILE = r"part-\d{5,}\.(items\.arrow|(blocks|ids|starts|places)\.npy)|(removed|forgotten)-\d{5,}\.npy"
-OURS = re.compile(rf"{FILE}|\.({FILE}|index\.json)\..+\.tmp")  # temporary ones too, see files.replacing
+COPY = ".copy"
+FILE = (
+    r"part-\d{5,9}\.(items\.(arrow|sums)|(blocks|pieces|starts|places)\.npy|ids\.npy(\.copy)?)"
+    r"|(removed|forgotten)-\d{5,9}\.npy(\.copy)?"
+)
+OURS = re.compile(rf"{FILE}|\.({FILE}|index\.json(\.copy)?)\..+\.tmp")  # temporary ones too, see files.replacing
+COUNT, NUMBER = whole(1, 2**40), whole(0, 2**30)
+
+
+def _numbered(kind: str) -> tuple[Any, ...]:
+    return None, {"name": re.compile(rf"{kind}-\d{{5,9}}\.npy"), "n": COUNT, **OF_FILE}
+
+
+KINDS = ("items.sums", "ids.npy", "ids.npy.copy", *TABLES)
+SCHEMA: dict[Any, Any] = {
+    "format": FORMAT,
+    "n_bits": whole(1, 65_536),
+    "model": MODEL,
+    "radius_tables": bool,
+    optional("source"): (None, TEXT),
+    "next_id": whole(),
+    "next_file": NUMBER,
+    "next_part": NUMBER,
+    "parts": [
+        {
+            "name": re.compile(r"part-\d{5,9}"),
+            "n": COUNT,
+            "first_id": (None, whole()),
+            "files": {"blocks.npy": OF_FILE, "items.arrow": OF_FILE} | {optional(kind): OF_FILE for kind in KINDS},
+            "batches": [BATCH],
+        }
+    ],
+    "removed": _numbered("removed"),
+    "forgotten": _numbered("forgotten"),
+}
 
 
 class IndexFolder(Catalog):
     """A catalog in a folder."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, facts: dict[str, Any] | None = None):
         self._stamp = _stamp(path)  # first, so that `changed` notices a change while the rest is read
-        self.facts = _read_facts(path)
-        if self.facts["format"] != FORMAT:
-            raise MismatchError(
-                f"{path} has the format {self.facts['format']!r}, this version reads {FORMAT!r}; build it again"
-            )
+        self.facts = facts or read_facts(path)
         super().__init__(path, self.facts["n_bits"], self.facts["model"])
         self._map()
 
@@ -85,7 +118,7 @@ class IndexFolder(Catalog):
                     f"{path} already holds an index; add to it with: hashlens index add {quoted(path)} CODES"
                 )
             require_own(path, ["index.json"], "an index", option)
-            write_json(path / "index.json", facts | EMPTY)
+            write_facts(path, facts | EMPTY)
             return cls(path)
 
     @classmethod
@@ -93,8 +126,6 @@ class IndexFolder(Catalog):
         try:
             return cls(path)
         except (FileNotFoundError, NotADirectoryError) as error:
-            if error.filename and Path(error.filename).name != "index.json":
-                raise DataError(f"{error.filename} is missing from the index; build the index again") from error
             from hashlens.codes.folder import CodesFolder
 
             codes = CodesFolder.at(path)
@@ -103,8 +134,10 @@ class IndexFolder(Catalog):
             raise DataError(f"{found}; build one with: hashlens index build {what}") from error
         except PermissionError as error:
             raise DataError(f"{error.filename} cannot be read: permission denied") from error
+        except HashlensError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"the index in {path} is damaged ({error}); build it again from its codes") from error
+            raise damaged(path / "index.json", error, remedy(path)) from error
 
     def changed(self) -> bool:
         return _stamp(self.path) not in (self._stamp, None)
@@ -138,6 +171,40 @@ class IndexFolder(Catalog):
                 self._known_keys, self._removed_keys = known, removed
         return np.arange(first, first + len(codes))
 
+    def replace(self, ids: Any, codes: Codes, items: pa.Table) -> np.ndarray:
+        """Remove these ids and add codes in one step: no search sees only half of it; returns the new ids."""
+        self.require_items(codes, items)
+        with self._alone():
+            gone, first = self._contains(np.unique(np.asarray(ids, np.int64))), self.facts["next_id"]
+            if len(gone) or len(codes):
+                with self._change() as facts:
+                    if len(codes):
+                        facts["parts"].append(self._write_part(codes, first, items, facts))
+                        facts["next_id"] += len(codes)
+                    if len(gone):
+                        removed = np.union1d(self._load_numbered("removed"), gone)
+                        facts["removed"] = self._save_numbered("removed", removed, facts)
+        return np.arange(first, first + len(codes))
+
+    def promote(self, new: IndexFolder) -> None:
+        """Hold what another index holds, with its ids and its model, in one step; that one stays as it is."""
+        with self._alone(), self._change() as facts:
+            taken = {**files_of(new.facts)}
+            facts |= {**new.facts, "next_part": facts["next_part"], "next_file": facts["next_file"], "parts": []}
+            names: dict[str, str] = {}
+            for part in new.facts["parts"]:
+                names[part["name"]] = f"part-{facts['next_part']:05d}"
+                facts["next_part"] += 1
+                facts["parts"].append({**part, "name": names[part["name"]]})
+            for kind in ("removed", "forgotten"):
+                if one := facts[kind]:
+                    names[one["name"]] = f"{kind}-{facts['next_file']:05d}.npy"
+                    facts["next_file"] += 1
+                    facts[kind] = {**one, "name": names[one["name"]]}
+            for name in taken:
+                before = next(old for old in names if name.startswith(old))
+                link_file(new.path / name, self.path / name.replace(before, names[before], 1))
+
     def _delete(self, ids: np.ndarray) -> int:
         with self._alone():
             there = self._contains(ids)
@@ -163,7 +230,7 @@ class IndexFolder(Catalog):
                 if len(removed):
                     facts["forgotten"] = self._save_numbered("forgotten", removed, facts)
                 if len(self):
-                    items = pa.concat_tables([as_items(part.items()).take(part.still()) for part in self.parts])
+                    items = pa.concat_tables([part.items().table().take(part.still()) for part in self.parts])
                     facts["parts"] = [self._write_part(*self._joined(), items, facts)]
             return n_removed
 
@@ -176,33 +243,38 @@ class IndexFolder(Catalog):
                 facts["radius_tables"] = wanted
                 for part, own in zip(facts["parts"], self.parts, strict=True):
                     for kind in TABLES:
-                        part["sha256"].pop(kind, None)
+                        part["files"].pop(kind, None)
                     if wanted:
-                        part["sha256"] |= self._save_tables(part["name"], own)
+                        part["files"] |= self._save_tables(part["name"], own)
 
     def verify(self) -> int:
         """Compare every file with its checksum; returns the number of files."""
-        for name, expected in self._files().items():
+        for name in ("index.json", f"index.json{COPY}"):
             try:
-                damage = "is damaged" if sha256(self.path / name) != expected else ""
-            except OSError as error:
-                damage = f"cannot be read ({error.strerror})"
-            if damage:
-                raise DataError(f"{self.path / name} {damage}; build the index again")
-        return len(self._files())
+                read_facts(self.path, name)
+            except (OSError, ValueError) as error:
+                raise damaged(self.path / name, error, remedy(self.path)) from error
+        files = self._files()
+        for name, facts in files.items():
+            CheckedFile(self.path / name, facts, remedy(self.path)).whole()
+        for part in self.parts:
+            part.items().table()  # a stranger's file may agree with its checksum and still be nonsense
+        return len(files) + 2
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Within, only this process changes the index; earlier changes by others are loaded, leftovers deleted."""
         with alone_in(self.path):
-            facts = _read_facts(self.path)
+            facts = read_facts(self.path)
             if facts != self.facts:
-                self.facts = facts
+                self.facts, self.n_bits, self.model = facts, facts["n_bits"], facts["model"]
                 self._map()
             named = self._files()
             for entry in self.path.iterdir():
                 if OURS.fullmatch(entry.name) and entry.name not in named:
                     entry.unlink()
+            if not _same(self.path / "index.json", self.path / f"index.json{COPY}"):  # a crash came between them
+                write_facts(self.path, self.facts)
             yield
             self._stamp = _stamp(self.path)
 
@@ -213,10 +285,9 @@ class IndexFolder(Catalog):
         with storage_errors(self.path):
             yield facts
             sync(self.path)  # the files first, then the list that names them
-            write_json(self.path / "index.json", facts)
-            sync(self.path)
+            write_facts(self.path, facts)
         before = self._files()
-        self.facts = facts
+        self.facts, self.n_bits, self.model = facts, facts["n_bits"], facts["model"]
         self._map()
         for name in before.keys() - self._files():
             (self.path / name).unlink()
@@ -228,18 +299,20 @@ class IndexFolder(Catalog):
         name = f"part-{facts['next_part']:05d}"  # never used again: others may still have the old part mapped
         facts["next_part"] += 1
         part = Part.of(codes, ids)
-        digests = {"blocks.npy": self._save(f"{name}.blocks.npy", part.blocks)}
-        with replacing(self.path / f"{name}.items.arrow") as temporary, pa.ipc.new_file(str(temporary), ITEMS) as file:
-            file.write_table(as_items(items).combine_chunks())
-        digests["items.arrow"] = sha256(self.path / f"{name}.items.arrow")
+        files = {"blocks.npy": self._save(f"{name}.blocks.npy", part.blocks)}
+        place, sums = (self.path / f"{name}.items.{kind}" for kind in ("arrow", "sums"))
+        write_items(place, items)
+        write_sums(sums, place)
+        files |= {"items.arrow": describe_file(place), "items.sums": describe_file(sums)}
         if not isinstance(ids, int):
-            digests["ids.npy"] = self._save(f"{name}.ids.npy", ids)
+            files |= {kind: self._save(f"{name}.{kind}", ids) for kind in ("ids.npy", "ids.npy.copy")}
         if self.facts["radius_tables"]:
-            digests |= self._save_tables(name, part)
+            files |= self._save_tables(name, part)
         first_id = ids if isinstance(ids, int) else None
-        return {"name": name, "n": len(codes), "first_id": first_id, "sha256": digests}
+        found = {"name": name, "n": len(codes), "first_id": first_id, "files": files}
+        return found | {"batches": find_batches(place)}
 
-    def _save_tables(self, name: str, part: Part) -> dict[str, str]:
+    def _save_tables(self, name: str, part: Part) -> dict[str, Any]:
         require_room(self.path, table_bytes(len(part), self.n_bits), "the radius tables")
         return {
             kind: self._save(f"{name}.{kind}", array) for kind, array in zip(TABLES, Tables.build(part), strict=True)
@@ -248,12 +321,13 @@ class IndexFolder(Catalog):
     def _save_numbered(self, kind: str, array: np.ndarray, facts: dict[str, Any]) -> dict[str, Any]:
         name = f"{kind}-{facts['next_file']:05d}.npy"
         facts["next_file"] += 1
-        return {"name": name, "n": len(array), "sha256": self._save(name, array)}
+        self._save(f"{name}{COPY}", array)
+        return {"name": name, "n": len(array)} | self._save(name, array)
 
-    def _save(self, name: str, array: np.ndarray) -> str:
+    def _save(self, name: str, array: np.ndarray) -> dict[str, Any]:
         with replacing(self.path / name) as temporary, temporary.open("wb") as file:
             np.save(file, array)
-        return sha256(self.path / name)
+        return describe_file(self.path / name)
 
     @cached_property
     def _known_keys(self) -> np.ndarray:
@@ -281,42 +355,108 @@ class IndexFolder(Catalog):
     def _map_part(self, part: dict[str, Any], removed: np.ndarray) -> Part:
         n_bytes, n, first = -(-self.n_bits // 8), part["n"], part["first_id"]
 
-        def load(kind: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
-            array = np.load(self.path / f"{part['name']}.{kind}", mmap_mode="r")
-            if array.shape != shape or array.dtype != dtype:
-                raise ValueError(f"{part['name']}.{kind} does not match index.json")
-            return np.asarray(array)
+        def file(kind: str) -> CheckedFile:
+            return CheckedFile(self.path / f"{part['name']}.{kind}", part["files"][kind], remedy(self.path))
 
+        def load(kind: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+            return np.asarray(file(kind).array(shape, dtype))
+
+        codes = load("blocks.npy", (-(-n // LANES), n_bytes, LANES), np.uint8)
+        # the kernels trust what they read: a bit too many would be counted beyond the end of an array
+        if self.n_bits % 8 and np.any(codes[:, -1] & (0xFF >> self.n_bits % 8)):
+            raise file("blocks.npy").damaged(f"it has bits past bit {self.n_bits}")
         ids = load("ids.npy", (n,), np.int64) if first is None else first
+        if not isinstance(ids, int) and (ids[0] < 0 or np.any(ids[1:] <= ids[:-1])):
+            raise file("ids.npy").damaged("its ids are not in order")
         tables = None
-        if "places.npy" in part["sha256"]:
+        if "places.npy" in part["files"]:
             pieces = n_pieces(n_bytes)
             starts = load("starts.npy", (pieces, N_VALUES + 1), np.uint32)
             tables = Tables(starts, load("places.npy", (pieces, n), np.uint32))
+            if np.any(starts[:, 1:] < starts[:, :-1]) or np.any(starts[:, -1] != n) or np.any(tables.places >= n):
+                raise file("starts.npy").damaged("it points outside of the codes")
 
         @cache  # mapped when first needed
-        def items() -> pa.Table:
-            path = self.path / f"{part['name']}.items.arrow"
-            try:
-                return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-            except (OSError, pa.ArrowInvalid) as error:
-                raise DataError(f"{path} is missing or damaged; build the index again") from error
+        def items() -> MappedItems:
+            arrow = file("items.arrow")
+            if "items.sums" in part["files"]:
+                arrow.by_blocks(file("items.sums"))
+            return MappedItems(arrow, part["batches"])
 
-        return Part(load("blocks.npy", (-(-n // LANES), n_bytes, LANES), np.uint8), n, ids, removed, tables, items)
+        return Part(codes, n, ids, removed, tables, items)
 
     def _load_numbered(self, kind: str) -> np.ndarray:
-        return np.load(self.path / self.facts[kind]["name"]) if self.facts[kind] else np.empty(0, np.int64)
+        if not (facts := self.facts[kind]):
+            return np.empty(0, np.int64)
+        return CheckedFile(self.path / facts["name"], facts, remedy(self.path)).array((facts["n"],), np.int64)
 
-    def _files(self) -> dict[str, str]:
-        """The checksum of every file of the index."""
-        lists = [self.facts[kind] for kind in ("removed", "forgotten") if self.facts[kind]]
-        parts = self.facts["parts"]
-        files = {f"{part['name']}.{kind}": digest for part in parts for kind, digest in part["sha256"].items()}
-        return files | {one["name"]: one["sha256"] for one in lists}
+    def _files(self) -> dict[str, dict[str, Any]]:
+        """What index.json says of every file of the index."""
+        return files_of(self.facts)
 
 
-def _read_facts(path: Path) -> dict[str, Any]:
-    return json.loads((path / "index.json").read_text(encoding="utf-8"))
+def files_of(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found = {f"{part['name']}.{kind}": file for part in facts["parts"] for kind, file in part["files"].items()}
+    for kind in ("removed", "forgotten"):
+        if one := facts[kind]:
+            found |= {one["name"]: one, f"{one['name']}{COPY}": one}
+    return found
+
+
+def remedy(path: Path) -> str:
+    return f"repair it with: hashlens index repair {quoted(path)}"
+
+
+def read_facts(path: Path, name: str = "index.json") -> dict[str, Any]:
+    """What index.json says, once all of it is known to be right; that of an older version is upgraded."""
+    facts = read_sealed(path / name)
+    if facts.get("format") != FORMAT:
+        from hashlens.index.upgrade import upgraded
+
+        facts = upgraded(path, facts)
+    conform(facts, SCHEMA, name)
+    _require_order(facts)
+    return facts
+
+
+def _require_order(facts: dict[str, Any]) -> None:
+    """Refuse facts that have the right types but do not agree with each other."""
+    names = [part["name"] for part in facts["parts"]]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{names[0]} is named twice")
+    for part in facts["parts"]:
+        if sum(batch["n"] for batch in part["batches"]) != part["n"]:
+            raise ValueError(f"{part['name']} has not as many items as codes")
+        if (part["first_id"] is None) != ("ids.npy" in part["files"]):
+            raise ValueError(f"{part['name']} has no ids")
+        if len({kind in part["files"] for kind in TABLES}) > 1:
+            raise ValueError(f"{part['name']} has half of its tables")
+        if part["first_id"] is not None and part["first_id"] + part["n"] > facts["next_id"]:
+            raise ValueError(f"{part['name']} has ids that were never given")
+
+
+def write_facts(path: Path, facts: dict[str, Any]) -> None:
+    write_sealed(path / "index.json", facts)
+    sync(path)
+    copy_file(path / "index.json", path / f"index.json{COPY}")
+    sync(path)
+
+
+def link_file(path: Path, to: Path) -> None:
+    """Give a file that never changes a second name, or copy it where that is not possible."""
+    try:
+        os.link(path, to)
+    except OSError:
+        copy_file(path, to)
+
+
+def copy_file(path: Path, to: Path) -> None:
+    with replacing(to) as temporary:
+        shutil.copyfile(path, temporary)
+
+
+def _same(one: Path, other: Path) -> bool:
+    return other.exists() and one.read_bytes() == other.read_bytes()
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -15,11 +15,10 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +26,10 @@ import pyarrow as pa
 from hashlens.codes import Codes
 from hashlens.codes.encoder import Encoder
 from hashlens.codes.model import GENERAL, ModelFolder
-from hashlens.data.images import FileImages
 from hashlens.data.sources import Columns, Source, open_source
 from hashlens.errors import Busy, DataError, MismatchError, Stopped, UsageError
 from hashlens.files import alone_in, cache_dir, shown, write_csv
+from hashlens.index.changes import Mark, marks_in, marks_of
 from hashlens.index.folder import IndexFolder
 from hashlens.machine import blocks
 from hashlens.progress import Progress, counted
@@ -40,8 +39,6 @@ SAVE_SECONDS = 30  # of encoding, after which what is done is written
 MANY_PARTS = 16  # are joined
 LOCK = ".hashlens-library.lock"  # for the whole update; each change of the index has a lock of its own
 SKIPPED = "skipped.csv"
-
-Mark = tuple[Any, Any, Any]  # size, mtime and labels: an image whose mark is another one is encoded again
 
 
 def index_of(
@@ -129,7 +126,7 @@ def _open(path: Path, opened: Source, model: _Model, progress: Progress, kept: b
 
 
 def _update(index: IndexFolder, opened: Source, model: _Model, progress: Progress, stop: Callable[[], bool]) -> None:
-    marks, known, skipped = _marks(opened), _known(index), _skipped(index.path)
+    marks, known, skipped = marks_of(opened), marks_in(index), _skipped(index.path)
     closed = tuple(f"{folder}/" for folder, _ in opened.skipped_paths())  # nobody knows what is in there now
     gone = [path for path in known.keys() - marks if not path.startswith(closed)]
     changed = {path for path, (_, mark) in known.items() if path in marks and marks[path] != mark}
@@ -139,7 +136,7 @@ def _update(index: IndexFolder, opened: Source, model: _Model, progress: Progres
     if tried != skipped:
         _write_skipped(index.path, tried)
     if gone:
-        index.remove([known[path][0] for path in gone])
+        index.remove([id_ for path in gone for id_ in known[path][0]])
     if wanted:
         for warning in opened.warnings:
             progress.say(f"note: {warning}")
@@ -186,7 +183,7 @@ class _Work:
     """Images that are encoded but not in the index yet, and all that could not be."""
 
     def __init__(
-        self, index: IndexFolder, known: dict[str, tuple[int, Mark]], skipped: dict[str, tuple[str, int, int]]
+        self, index: IndexFolder, known: dict[str, tuple[list[int], Mark]], skipped: dict[str, tuple[str, int, int]]
     ):
         self.index, self.known, self.skipped = index, known, skipped
         self._tables: list[pa.Table] = []
@@ -208,7 +205,7 @@ class _Work:
         columns = [
             table[name].to_pylist() for name in ("path", "reason", "size", "mtime") if name in table.column_names
         ]
-        self.index.remove([self.known[path][0] for path in columns[0] if path in self.known])
+        self.index.remove([id_ for path in columns[0] if path in self.known for id_ in self.known[path][0]])
         good, before = [], dict(self.skipped)
         for row, (path, why, *stamp) in enumerate(zip(*columns, strict=True)):
             if why is None:
@@ -224,44 +221,6 @@ class _Work:
             packed = np.frombuffer(b"".join(items["code"].to_pylist()), np.uint8).reshape(len(good), -1)
             self.index.add(Codes(packed, self.index.n_bits), items)
         self._tables, self._since = [], time.monotonic()
-
-
-def _marks(opened: Source) -> dict[str, Mark]:
-    """Size, mtime and labels of each image now; a file that cannot be found has size and mtime 0."""
-    table = opened.table
-    paths = table["path"].to_pylist()
-    if isinstance(opened.images, FileImages) and "offset" not in table.column_names:
-        stamps: Iterable[tuple[Any, Any]] = map(_stat, paths)
-    else:
-        stamps = zip(*(_column(table, name) for name in ("size", "mtime")), strict=True)
-    return {
-        path: (size, mtime, labels or None)
-        for path, (size, mtime), labels in zip(paths, stamps, _column(table, "labels"), strict=True)
-    }
-
-
-def _stat(path: str) -> tuple[int, int]:
-    try:
-        status = os.stat(path)  # noqa: PTH116 - a third of the time of a Path
-    except (OSError, ValueError):
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
-
-
-def _column(table: pa.Table, name: str) -> list[Any]:
-    return table[name].to_pylist() if name in table.column_names else [None] * len(table)
-
-
-def _known(index: IndexFolder) -> dict[str, tuple[int, Mark]]:
-    """The id and mark of each image in the index."""
-    found = {}
-    for part in index.parts:
-        paths, *marks = (_column(part.items(), name) for name in ("path", "size", "mtime", "labels"))
-        places = part.still()
-        for place, id_ in zip(places.tolist(), part.ids(places).tolist(), strict=True):
-            size, mtime, labels = (column[place] for column in marks)
-            found[paths[place]] = id_, (size, mtime, labels or None)
-    return found
 
 
 def _stamp(mark: Mark) -> tuple[int, int]:

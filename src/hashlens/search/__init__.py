@@ -104,8 +104,14 @@ class Searcher:
     def _load(self) -> None:
         try:
             index = IndexFolder.open(self.index.path)
-            if index.model["fingerprint"] != self.index.model["fingerprint"]:
-                raise MismatchError(f"{index.path} was rebuilt with another model; restart with that model")
+            if index.model["fingerprint"] != self.index.model["fingerprint"]:  # another one was promoted
+                try:
+                    self.encoder = None if self.encoder is None else find_encoder(index)
+                    if self.engine is not None:
+                        raise UsageError("an engine has the codes of the old one")
+                except UsageError as error:
+                    why = f"{index.path} was rebuilt with another model; restart with that model"
+                    raise MismatchError(why) from error
             self.index, self.stale = index, None
         except DataError as error:  # perhaps in the middle of a change; the next call tries again
             self.stale = error.message
@@ -273,12 +279,20 @@ def open_searcher(
 ) -> Searcher:
     """An index, or what `open_index` takes, with the model that made its codes; without `model`, the one it names."""
     catalog = index if isinstance(index, Catalog) else open_index(index, model)
+    return Searcher(catalog, find_encoder(catalog, model), engine=engine, **limits)
+
+
+def find_encoder(catalog: Catalog, model: Path | str | None = None) -> Encoder:
+    """The model that made the codes of an index: the one that the index names, or the given one if it is the same."""
     if model is None:
         found = ModelFolder.find(catalog.model, catalog.path)
     else:
         found = ModelFolder.resolve(model)
         ModelFolder.require_same(catalog.model, found.describe(), catalog.path)
-    return Searcher(catalog, Encoder.load(found.path), engine=engine, **limits)
+    encoder = Encoder.load(found.path)
+    if encoder.claimed:
+        ModelFolder.require_same(catalog.model, encoder.model, catalog.path)
+    return encoder
 
 
 def search_folder(

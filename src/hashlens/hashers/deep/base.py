@@ -23,6 +23,7 @@ from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs, Windows
 from hashlens.hashers.deep.training import RECIPE, Training, fast_bfloat16, train
 from hashlens.hashers.losses import Loss
 from hashlens.progress import Progress
+from hashlens.schema import TEXT, conform, whole
 from hashlens.settings import setting, to_json
 
 DEFAULT_TRAINING = Training()
@@ -233,6 +234,10 @@ class DeepHasher(Hasher):
         with torch.inference_mode():
             return self.network_(torch.from_numpy(X)).numpy()
 
+    @property
+    def _n_projected(self) -> int:
+        return self.n_features_in_ if self.backbone_ == "none" else self._n_outputs
+
     def _chosen(self) -> dict[str, Any]:
         """The settings that the method or the machine chooses where the user does not."""
         names = ("backbone", "image_size", "frozen_blocks", "precision")
@@ -251,9 +256,11 @@ class DeepHasher(Hasher):
         arrays = dict(arrays)
         for name in self.beside_network:
             setattr(self, f"{name}_", arrays.pop(name))
-        self.backbone_ = config["backbone"]
-        self.image_size_, self.frozen_blocks_ = config["image_size"], config["frozen_blocks"]
-        self.precision_ = config["precision"]
+        self.backbone_ = conform(config["backbone"], TEXT, "backbone")
+        self.image_size_ = conform(config["image_size"], whole(0, 4096), "image_size")
+        self.frozen_blocks_ = conform(config["frozen_blocks"], whole(0, 1000), "frozen_blocks")
+        self.precision_ = conform(config["precision"], TEXT, "precision")
+        conform(config["n_features"], whole(1, max([1, *(n for array in arrays.values() for n in array.shape)])))
         if str(self.backbone_).startswith(OWN) and not isinstance(self.backbone, nn.Module):
             raise UsageError(
                 f"this model was trained on a module of its user's own ({self.backbone_.removeprefix(OWN)}); load it"
@@ -270,6 +277,11 @@ class DeepHasher(Hasher):
         except Exception as error:  # impossible sizes, unknown names, another module
             raise ValueError("its weights do not fit its configuration") from error
         self.network_.eval()
+        if self.backbone_ != "none":
+            if self.frozen_blocks_ > len(self.network_) - 2:
+                raise ValueError(f"frozen_blocks is {self.frozen_blocks_}")
+            if self._count_features(nn.Sequential(*list(self.network_)[:-1])) != self.n_features_in_:
+                raise ValueError(f"n_features is {self.n_features_in_}")
         if self.backbone_.startswith(OWN) and not self._whole().gives(getattr(self, "probe_", None)):
             raise MismatchError(
                 f"this module takes the weights of the model's own {self.backbone_.removeprefix(OWN)} but computes"

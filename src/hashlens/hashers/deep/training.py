@@ -18,18 +18,25 @@ import numpy as np
 import torch
 from torch import nn
 
+from hashlens.checksums import damaged, read_tensors, write_tensors
 from hashlens.data.labels import Labels
-from hashlens.errors import DataError, DivergedError, MismatchError, Stopped, UsageError
-from hashlens.files import quoted, replacing, write_csv
+from hashlens.errors import DivergedError, MismatchError, Stopped, UsageError
+from hashlens.files import quoted, write_csv
 from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs
 from hashlens.hashers.losses import Loss, label_tensor
 from hashlens.progress import Progress, duration
+from hashlens.schema import conform, parse_json, whole
 from hashlens.settings import check, setting
 
 COLUMNS = ["epoch", "loss", "active", "quantisation", "dead_bits", "lr", "seconds"]
 TRIES = 3  # after a NaN or infinite loss
 # what settings that are none stand for, unless the method has a recipe of its own
 RECIPE: dict[str, Any] = {"images": 30_000, "lr": 1e-3, "weight_decay": 1e-4, "adapt": 1.0, "mixup": 0.0}
+REAL = (float, whole())
+POSITION = {  # as a checkpoint has it
+    **{"epoch": whole(), "step": whole(), "slower": REAL, "tries": whole(0, TRIES), "sums": dict, "ones": [whole()]},
+    **{"seconds": REAL, "history": [dict.fromkeys(COLUMNS, REAL)]},
+}
 
 
 @dataclass(frozen=True)
@@ -258,23 +265,20 @@ class _State:
         self.at = Position(**json.loads(snapshot[1]))
 
     def save(self, snapshot: Snapshot) -> None:
-        from safetensors.torch import save_file
-
         assert self.checkpoint is not None
-        with replacing(self.checkpoint) as temporary:
-            save_file(snapshot[0], temporary, {"position": snapshot[1], "identity": json.dumps(self.identity)})
+        write_tensors(self.checkpoint, snapshot[0], {"position": snapshot[1], "identity": json.dumps(self.identity)})
 
     def load(self) -> None:
-        from safetensors import SafetensorError, safe_open
-
+        assert self.checkpoint is not None
         path, now = self.checkpoint, json.loads(json.dumps(self.identity))
         try:
-            with safe_open(path, "pt") as file:
-                facts = file.metadata() or {}
-                saved, position = json.loads(facts["identity"]), facts["position"]
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise DataError(f"the checkpoint {path} is damaged ({error}); start again with another --out") from error
+            tensors, facts, _ = read_tensors(path)
+            saved, position = conform(parse_json(facts["identity"]), dict, "identity"), facts["position"]
+            at = conform(parse_json(position), POSITION, "position")
+            if len(at["history"]) != at["epoch"] or not 0 < at["slower"] <= 1:
+                raise ValueError("its position is none of a training")
+        except (OSError, KeyError, ValueError) as error:
+            raise damaged(path, error, "start again with another --out") from error
         different = sorted(k for k in now.keys() | saved.keys() if now.get(k) != saved.get(k))
         if different:
             facts_text = "; ".join(f"{k} was {saved.get(k)}, now {now.get(k)}" for k in different)
@@ -282,7 +286,11 @@ class _State:
                 f"the checkpoint {path} belongs to another run ({facts_text}); repeat that run's options or choose"
                 " another --out"
             )
-        self.restore((tensors, position))
+        try:
+            self.restore((tensors, position))
+        except (RuntimeError, KeyError, ValueError, IndexError, AttributeError) as error:
+            why = str(error).splitlines()[0][:200]
+            raise damaged(path, f"it does not fit the network: {why}", "start again with another --out") from error
 
     def stop(self) -> None:
         where = f"epoch {self.at.epoch + 1}, step {self.at.step}"

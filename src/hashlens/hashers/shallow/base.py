@@ -11,6 +11,7 @@ from hashlens.errors import DataError, MismatchError
 from hashlens.features.extractor import DEEP, Extractor, extractor, image_features, is_features
 from hashlens.hashers.base import Hasher, as_rows
 from hashlens.progress import Progress
+from hashlens.schema import conform, whole
 from hashlens.settings import describe, setting
 
 
@@ -68,7 +69,10 @@ class ShallowHasher(Hasher):
         return config, {name[:-1]: value for name, value in learned.items() if isinstance(value, np.ndarray)}
 
     def _restore(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        self.takes_images_, self.n_features_in_ = config["takes_images"], config["n_features"]
+        self.takes_images_ = conform(config["takes_images"], bool, "takes_images")
+        self.n_features_in_ = conform(config["n_features"], whole(1, 2**24), "n_features")
+        if taken := {"n_bits", "takes_images", "n_features_in"} & arrays.keys():
+            raise ValueError(f"it has an array called {min(taken)}")
         for name, value in arrays.items():
             setattr(self, f"{name}_", value)
 

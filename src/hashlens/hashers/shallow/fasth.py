@@ -9,7 +9,7 @@ from scipy.sparse import csgraph
 
 from hashlens.data.labels import Labels, relevant
 from hashlens.hashers.shallow.base import ShallowHasher
-from hashlens.hashers.shallow.boosted_trees import Trees, bin_edges, boost, to_bytes, votes
+from hashlens.hashers.shallow.boosted_trees import N_BINS, Trees, bin_edges, boost, to_bytes, votes
 from hashlens.machine import blocks, in_threads
 from hashlens.settings import setting
 
@@ -60,6 +60,23 @@ class FastH(ShallowHasher):
             bit = votes(columns, trees) > 0
             distance += bit[pairs[:, 0]] != bit[pairs[:, 1]]
         self.feature_, self.threshold_, self.leaf_, self.vote_ = map(np.stack, zip(*learned, strict=True))
+
+    def _require_codes(self) -> None:
+        """The compiled loops trust their arrays, so nothing may point outside of them."""
+        shape = (self.n_bits, self.n_trees, 2**self.depth - 1)
+        for name, expected, kind in (
+            ("edges", (self.n_features_in_, N_BINS - 1), np.float64),
+            ("feature", shape, np.int32),
+            ("threshold", shape, np.uint8),
+            ("leaf", (*shape[:2], shape[2] + 1), np.int8),
+            ("vote", shape[:2], np.float64),
+        ):
+            found = getattr(self, f"{name}_")
+            if found.shape != expected or found.dtype != kind:
+                raise ValueError(f"{name} is {found.dtype} {found.shape}, not {np.dtype(kind)} {expected}")
+        if self.feature_.min() < 0 or self.feature_.max() >= self.n_features_in_:
+            raise ValueError("a tree asks for a feature that does not exist")
+        super()._require_codes()
 
     def _project(self, X: np.ndarray) -> np.ndarray:
         result = np.empty((len(X), len(self.vote_)))

@@ -21,6 +21,7 @@ from hashlens.progress import Progress
 from hashlens.settings import check, parse, setting
 
 BATCH = 50_000  # codes copied at a time
+VERIFY = 1_000  # codes compared at a time
 FLUSH = 20  # batches between flushes: what is copied again after a crash
 
 
@@ -86,6 +87,25 @@ def copy_index(folder: IndexFolder, engine: Index, progress: Progress | None = N
         finally:
             engine.flush()
     return {"added": added, "known": len(folder) - added, "n": len(engine)}
+
+
+def verify_copy(folder: IndexFolder, engine: Index, progress: Progress | None = None) -> dict[str, int]:
+    """Compare every code of an index folder with the one that the engine has under its id."""
+    missing, different = 0, list[int]()
+    with (progress or Progress(quiet=True)).bar("compared", len(folder)) as advance:
+        for codes, ids in folder.batches(VERIFY):
+            there = np.isin(ids, engine.contains(ids))
+            same = engine.within(codes, 0, among=ids)  # the ids of codes that are the same as each
+            different += [int(ids[row]) for row in np.flatnonzero(there) if ids[row] not in same[row][1]]
+            missing += int((~there).sum())
+            advance(len(ids))
+    if missing or different:
+        raise MismatchError(
+            f"the engine is not a copy of {folder.path}: {missing:,} codes are missing and {len(different):,} differ"
+            + (f", first that of id {different[0]}" if different else "")
+            + "; copy the index to an empty place"
+        )
+    return {"compared": len(folder)}
 
 
 def _require_copy(path: Path, codes: Codes, ids: np.ndarray, engine: Index) -> None:

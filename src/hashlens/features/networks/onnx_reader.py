@@ -1,0 +1,103 @@
+"""ONNX reader: the bytes of a stranger's ONNX file in, a session out, once nothing in it can do more than compute.
+
+A graph may have only the operators that onnx_graph.py and export.py write, no graphs inside of nodes, no functions, and
+no tensors kept in other files. Protobuf is read here, field by field, since the package `onnx` need not be installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from hashlens.features.extractor import Forward, one_core_session
+
+OPERATORS = {
+    *("Add", "AveragePool", "Cast", "Clip", "Conv", "Flatten", "Gather", "Gemm", "GlobalAveragePool", "Identity"),
+    *("LRN", "MatMul", "MaxPool", "Mul", "Relu", "Sub", "Transpose"),
+}
+# field: name, for all fields that we write; any other is refused
+MODEL = {1: "ir_version", 2: "producer", 3: "producer", 4: "domain", 5: "model_version", 7: "graph", 8: "opset"}
+GRAPH = {1: "node", 2: "name", 5: "initializer", 11: "input", 12: "output"}
+NODE = {1: "input", 2: "output", 3: "name", 4: "operator", 5: "attribute"}
+ATTRIBUTE = {1: "name", 2: "float", 3: "int", 4: "text", 7: "floats", 8: "ints", 20: "type"}
+TENSOR = {1: "dims", 2: "type", 4: "floats", 5: "ints", 7: "longs", 8: "name", 9: "raw", 10: "doubles"}
+
+
+def safe_session(content: bytes, shape: tuple[int, ...], width: int) -> Forward:
+    """A function from uint8 batches to rows of `width` numbers; a ValueError if the file is anything else.
+
+    `shape` is that of one image, (1, size, size, 3).
+    """
+    _require_plain(content)
+    forward = one_core_session(content)
+    try:
+        found = forward(np.zeros((2, *shape[1:]), np.uint8))
+    except Exception as error:  # onnxruntime's own errors have no common class
+        raise ValueError(f"its graph does not run: {' '.join(str(error).split())[:150]}") from error
+    if found.shape != (2, width) or found.dtype.kind != "f":
+        raise ValueError(f"its graph gives {found.dtype} {found.shape[1:]} per image, not {width} numbers")
+    return forward
+
+
+def _require_plain(content: bytes) -> None:
+    graphs = 0
+    for name, value in _fields(content, MODEL, "a model"):
+        if name == "graph":
+            graphs += 1
+            _require_plain_graph(value)
+        if name == "domain" and value:
+            raise ValueError("its operators are not the usual ones")
+    if graphs != 1:
+        raise ValueError(f"it has {graphs} graphs")
+
+
+def _require_plain_graph(content: Any) -> None:
+    for name, value in _fields(content, GRAPH, "a graph"):
+        if name == "node":
+            for inner, text in _fields(value, NODE, "a node"):
+                if inner == "operator" and bytes(text).decode(errors="replace") not in OPERATORS:
+                    raise ValueError(f"it has the operator {bytes(text)[:40].decode(errors='replace')}")
+                if inner == "attribute":
+                    list(_fields(text, ATTRIBUTE, "an attribute"))
+        elif name == "initializer":
+            list(_fields(value, TENSOR, "a tensor"))
+
+
+def _fields(content: Any, known: dict[int, str], what: str) -> Iterator[tuple[str, Any]]:
+    """The fields of a protobuf message: integers as they are, everything else as bytes."""
+    if not isinstance(content, bytes | memoryview):
+        raise ValueError(f"{what} is not a message")
+    view, at = memoryview(content), 0
+    while at < len(view):
+        tag, at = _number(view, at)
+        field, kind = tag >> 3, tag & 7
+        value: Any
+        if kind == 0:
+            value, at = _number(view, at)
+        elif kind in (1, 5):
+            n = 8 if kind == 1 else 4
+            value, at = view[at : at + n], at + n
+        elif kind == 2:
+            n, at = _number(view, at)
+            value, at = view[at : at + n], at + n
+        else:
+            raise ValueError(f"{what} has a field of kind {kind}")
+        if at > len(view):
+            raise ValueError(f"{what} is cut short")
+        if field not in known:
+            raise ValueError(f"{what} has the field {field}, which we do not write")
+        yield known[field], value
+
+
+def _number(view: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for place in range(10):
+        if at >= len(view):
+            raise ValueError("it is cut short")
+        byte, at = view[at], at + 1
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value, at
+    raise ValueError("it has a number that is too long")

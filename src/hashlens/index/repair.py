@@ -1,0 +1,207 @@
+"""Repair: an index with damaged files in, the same index with all files intact out.
+
+What has a copy is restored from it, and tables from the codes. Damaged codes are taken from the codes folder or made
+again from the images; damaged paths and labels are those of the codes folder whose codes are the same. What cannot be
+restored leaves the index and is counted. Ids stay the same, except where they themselves are lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hashlens.checksums import CheckedFile, damaged
+from hashlens.codes import Codes
+from hashlens.codes.folder import open_together, shards_in_order
+from hashlens.codes.model import ModelFolder
+from hashlens.errors import DataError
+from hashlens.files import alone_in, quoted
+from hashlens.index.folder import COPY, IndexFolder, copy_file, files_of, read_facts, write_facts
+from hashlens.index.items import MappedItems, as_items
+from hashlens.kernels import LANES, Rows
+from hashlens.progress import Progress
+
+
+def repair(
+    path: Path, codes: Sequence[Path] = (), model: Path | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Restore what is damaged; returns the names of the files and how many images were lost."""
+    progress = progress or Progress(quiet=True)
+    if not path.is_dir():
+        IndexFolder.open(path)  # which says what is missing
+    with alone_in(path):
+        facts, repaired = _facts(path)
+        bad = {name for name, file in files_of(facts).items() if _is_bad(path / name, file)}
+        repaired += sorted(bad)
+        for name in sorted(bad):
+            other = name.removesuffix(COPY) if name.endswith(COPY) else f"{name}{COPY}"
+            if other in files_of(facts) and other not in bad:
+                copy_file(path / other, path / name)
+                bad -= {name}
+        for kind in ("removed", "forgotten"):
+            if facts[kind] and facts[kind]["name"] in bad:
+                why = "and so is its copy: it is not known which images were removed"
+                raise damaged(path / facts[kind]["name"], why, _build_again(path))
+        given = _Given(codes, model, path, facts["model"], progress)
+        lost = _replace_parts(path, facts, bad, given) if bad else 0
+        if repaired:
+            write_facts(path, facts)
+    index = IndexFolder.open(path)
+    index.verify()
+    return {"repaired": repaired, "lost": lost, "n": len(index), "index": str(path)}
+
+
+def _build_again(path: Path) -> str:
+    return f"build the index again with: hashlens index build CODES --out {quoted(path.with_name('new'))}"
+
+
+def _facts(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """What index.json or its copy says."""
+    found, wrong = {}, {}
+    for name in ("index.json", f"index.json{COPY}"):
+        try:
+            found[name] = read_facts(path, name)
+        except (OSError, ValueError) as error:
+            wrong[name] = error
+    if not found:
+        raise damaged(path / "index.json", f"{wrong['index.json']}; so is its copy", _build_again(path))
+    facts = found.get("index.json") or found[f"index.json{COPY}"]
+    if wrong:
+        write_facts(path, facts)
+    return facts, sorted(wrong)
+
+
+def _is_bad(path: Path, facts: dict[str, Any]) -> bool:
+    try:
+        CheckedFile(path, facts, "").whole()
+    except DataError:
+        return True
+    return False
+
+
+def _replace_parts(path: Path, facts: dict[str, Any], bad: set[str], given: _Given) -> int:
+    """Write every part that has damaged files again, and change `facts`; returns how many images were lost."""
+    wanted = [part for part in facts["parts"] if any(f"{part['name']}.{kind}" in bad for kind in part["files"])]
+    index = IndexFolder(path, facts | {"parts": [part for part in facts["parts"] if part not in wanted]})
+    lost, parts = 0, []
+    for part in facts["parts"]:
+        if part not in wanted:
+            parts.append((_first_id(path, part), part))
+            continue
+        codes, items, ids = _salvage(path, part, facts["n_bits"], bad, given)
+        lost += part["n"] - len(codes)
+        if ids is None:  # lost: they get new ones
+            ids = np.arange(facts["next_id"], facts["next_id"] + len(codes))
+            facts["next_id"] += len(codes)
+        if len(codes):
+            parts.append((int(ids[0]), index._write_part(codes, ids, items, facts)))
+    facts["parts"] = [part for _, part in sorted(parts, key=lambda pair: pair[0])]
+    return lost
+
+
+def _first_id(path: Path, part: dict[str, Any]) -> int:
+    if part["first_id"] is not None:
+        return part["first_id"]
+    file = CheckedFile(path / f"{part['name']}.ids.npy", part["files"]["ids.npy"], "")
+    return int(file.array((part["n"],), np.int64)[0])
+
+
+def _salvage(
+    path: Path, part: dict[str, Any], n_bits: int, bad: set[str], given: _Given
+) -> tuple[Codes, pa.Table, np.ndarray | None]:
+    """The codes, items and ids of a part: what is intact of them, and what can be restored."""
+
+    def file(kind: str) -> CheckedFile:
+        return CheckedFile(path / f"{part['name']}.{kind}", part["files"][kind], "")
+
+    n = part["n"]
+    has = {kind: f"{part['name']}.{kind}" not in bad for kind in ("blocks.npy", "items.arrow", "ids.npy")}
+    ids: np.ndarray | None = None
+    if part["first_id"] is not None:
+        ids = np.arange(part["first_id"], part["first_id"] + n)
+    elif has["ids.npy"]:
+        ids = file("ids.npy").array((n,), np.int64)
+    codes = items = None
+    if has["blocks.npy"]:
+        blocks = file("blocks.npy").array((-(-n // LANES), -(-n_bits // 8), LANES), np.uint8)
+        codes = Codes(Rows(blocks, n, 0).codes(np.arange(n)), n_bits)
+    if has["items.arrow"]:
+        items = MappedItems(file("items.arrow"), part["batches"]).table()
+    if codes is None and items is None:
+        raise damaged(path / f"{part['name']}.blocks.npy", "and so is .items.arrow", _build_again(path))
+    if codes is None:
+        assert items is not None
+        codes, kept = given.codes_of(items, n_bits)
+        items = items.take(kept)
+    elif items is None:
+        items, kept = given.items_of(codes)
+        codes = codes[kept]
+    else:
+        kept = np.arange(n)
+    return codes, items, None if ids is None else ids[kept]
+
+
+class _Given:
+    """What an index can be restored from: the codes folders, or the model and the images."""
+
+    def __init__(
+        self, codes: Sequence[Path], model: Path | None, near: Path, made_with: dict[str, str], progress: Progress
+    ):
+        self.model, self.near, self.made_with, self.progress = model, near, made_with, progress
+        self.folders = open_together(codes) if codes else []
+        for folder in self.folders:
+            ModelFolder.require_same(made_with, folder.model, near)
+
+    def codes_of(self, items: pa.Table, n_bits: int) -> tuple[Codes, np.ndarray]:
+        """The codes of images by their paths, and the rows of those that have one."""
+        if not self.folders:
+            return self._encoded(items)
+        places = {path: row for row, path in enumerate(items["path"].to_pylist())}
+        packed, known = np.zeros((len(items), -(-n_bits // 8)), np.uint8), np.zeros(len(items), bool)
+        for shard in shards_in_order(self.folders):
+            codes, table = shard.load()
+            rows = [(places[path], row) for row, path in enumerate(table["path"].to_pylist()) if path in places]
+            for place, row in rows:
+                packed[place], known[place] = codes.packed[row], True
+        kept = np.flatnonzero(known)
+        return Codes(packed[kept], n_bits), kept
+
+    def _encoded(self, items: pa.Table) -> tuple[Codes, np.ndarray]:
+        from hashlens.codes.encode import encode_rows
+        from hashlens.codes.encoder import Encoder
+        from hashlens.data.images import FileImages
+
+        found = ModelFolder.resolve(self.model) if self.model else ModelFolder.find(self.made_with, self.near)
+        encoder = Encoder.load(found.path)
+        ModelFolder.require_same(self.made_with, encoder.model, self.near)
+        with self.progress.bar("images", len(items)) as advance:
+            encoded = encode_rows(encoder, items, FileImages.of(items), advance)
+        kept = np.flatnonzero(encoded["reason"].is_null().to_numpy())
+        packed = np.frombuffer(b"".join(encoded["code"].take(kept).to_pylist()), np.uint8)
+        return Codes(packed.reshape(len(kept), -(-encoder.n_bits // 8)), encoder.n_bits), kept
+
+    def items_of(self, codes: Codes) -> tuple[pa.Table, np.ndarray]:
+        """For each code the first image of the codes folder that has it and was not taken yet, and the rows found."""
+        if not self.folders:
+            raise DataError(
+                f"the paths in {self.near} are damaged; name the folder of its codes: hashlens index repair"
+                f" {quoted(self.near)} --codes CODES"
+            )
+        waiting: dict[bytes, list[int]] = {}
+        for row in range(len(codes) - 1, -1, -1):
+            waiting.setdefault(codes.packed[row].tobytes(), []).append(row)
+        found, rows = [], []
+        for shard in shards_in_order(self.folders):
+            own, table = shard.load()
+            here = []
+            for place, code in enumerate(own.packed):
+                if left := waiting.get(code.tobytes()):
+                    rows.append(left.pop())
+                    here.append(place)
+            found.append(as_items(table).take(pa.array(here, pa.int64())))
+        order = np.argsort(np.array(rows, np.int64), kind="stable")
+        return pa.concat_tables(found).take(order), np.array(rows, np.int64)[order]

@@ -1,0 +1,143 @@
+"""An index follows its images, and a new one takes the place of the old in one step."""
+
+import os
+import shutil
+import threading
+
+import numpy as np
+import pytest
+from made_index import N_BITS, make_index
+from PIL import Image
+
+from hashlens import DTSH, Training
+from hashlens.codes.encoder import Encoder
+from hashlens.codes.model import ModelFolder
+from hashlens.data import open_source
+from hashlens.errors import UsageError
+from hashlens.index.changes import find_changes, sync
+from hashlens.index.folder import IndexFolder
+from hashlens.search import open_searcher
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    place = tmp_path_factory.mktemp("sync")
+    return place, make_index(place)
+
+
+@pytest.fixture
+def made(session, tmp_path):
+    """Images with an index that is up to date with them."""
+    shutil.copytree(session[0], tmp_path / "x", dirs_exist_ok=True)
+    place = tmp_path / "x"
+    index = IndexFolder.create(place / "synced", N_BITS, ModelFolder(place / "runs/made/model").describe())
+    return place, index
+
+
+def brought_up(place, index, **how):
+    encoder = Encoder.load(place / "runs/made/model")
+    return sync(index, open_source(str(place / "images"), labels="optional"), lambda: encoder, **how)
+
+
+def test_an_index_follows_its_images(made):
+    place, index = made
+    images = place / "images"
+    assert brought_up(place, index) == {"added": 60, "changed": 0, "deleted": 0, "unreadable": 0}
+    before = index.lookup(range(100))
+    assert brought_up(place, index) == {"added": 0, "changed": 0, "deleted": 0, "unreadable": 0}
+    Image.open(images / "digit" / "001.jpg").rotate(90).save(images / "digit" / "000.jpg")
+    (images / "digit" / "002.jpg").unlink()
+    shutil.copy(images / "palace" / "000.jpg", images / "digit" / "100.jpg")
+    (images / "flower" / "000.jpg").write_bytes(b"no image any more")
+    (images / "flower" / "bad.jpg").write_bytes(b"no image")
+    changes = find_changes(index, open_source(str(images), labels="optional"))
+    assert [len(rows) for rows in changes] == [2, 2, 1] and len(index) == 60
+    assert brought_up(place, index) == {"added": 1, "changed": 1, "deleted": 1, "unreadable": 2}
+    again = IndexFolder.open(index.path)
+    after = {item["path"]: item for item in again.lookup(range(100)).values()}
+    assert len(after) == len(again) == 59
+    name = (images / "digit" / "000.jpg").as_posix()
+    fresh = Encoder.load(place / "runs/made/model").codes([name]).packed[0].tobytes().hex()
+    assert after[name]["code"] == fresh and after[name]["id"] >= 60
+    for item in before.values():
+        if "/digit/00" not in item["path"] and "flower/000" not in item["path"]:
+            assert after[item["path"]] == item
+    again.compact()
+    assert brought_up(place, again)["added"] == 0 and again.verify()
+
+
+def test_a_clock_that_goes_back(made):
+    place, index = made
+    brought_up(place, index)
+    path = place / "images" / "digit" / "003.jpg"
+    Image.new("RGB", (96, 72), "red").save(path)
+    os.utime(path, (1, 1))
+    assert brought_up(place, index) == {"added": 0, "changed": 1, "deleted": 0, "unreadable": 0}
+    assert brought_up(place, index)["changed"] == 0
+
+
+def test_an_index_that_does_not_know_sizes_is_encoded_again_once(made):
+    place, _ = made
+    index = IndexFolder.open(place / "index")
+    paths = {item["path"] for item in index.lookup(range(100)).values()}
+    for path in paths:
+        assert "/sync" in path  # of the folder that it was copied from
+    assert brought_up(place, index) == {"added": 60, "changed": 0, "deleted": 60, "unreadable": 0}
+    assert brought_up(place, index)["changed"] == 0
+
+
+def test_commands(made, hashlens):
+    place, index = made
+    command = ("index", "sync", index.path, place / "images", "--quiet")
+    code, out, _ = hashlens(*command, "--dry-run")
+    assert code == 0 and out.startswith("to do: 60 added, 0 changed, 0 deleted; 0 in ") and len(index) == 0
+    code, out, _ = hashlens(*command)
+    assert code == 0 and out.startswith("60 added, 0 changed, 0 deleted, 0 unreadable; 60 in ")
+    code, out, _ = hashlens("index", "promote", index.path, place / "index")
+    assert code == 0 and "now holds the 60 images" in out
+    assert len(IndexFolder.open(place / "index")) == 60
+    assert hashlens("index", "promote", index.path, index.path)[0] == 2
+
+
+def test_another_model_takes_over_while_searches_go_on(made, monkeypatch):
+    place, _ = made
+    monkeypatch.chdir(place)
+    index = IndexFolder.open(place / "index")
+    index.remove([3])
+    paths = [path.as_posix() for path in sorted((place / "images").rglob("*.jpg"))]
+    other = DTSH(12, backbone="small-cnn", image_size=24, training=Training(epochs=1, batch_size=30))
+    other.fit(paths, np.arange(60) % 3).save(place / "runs" / "other" / "model")
+    model = ModelFolder(place / "runs" / "other" / "model").describe()
+    new = IndexFolder.create(place / "new", 12, model, radius_tables=True)
+    encoder = Encoder.load(place / "runs" / "other")
+    sync(new, open_source(str(place / "images"), labels="optional"), lambda: encoder)
+    new.remove([5])
+    searcher = open_searcher(place / "index", place / "runs" / "made")
+    found, failures, done = [], [], threading.Event()
+
+    def search():
+        while not done.is_set():
+            try:
+                found.append(searcher.search(paths[0], k=5)["index"]["n_bits"])
+            except Exception as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=search)
+    thread.start()
+    while len(found) < 3:
+        pass
+    index.promote(new)
+    while 12 not in found and not failures:
+        pass
+    done.set()
+    thread.join()
+    assert not failures and found == sorted(found, reverse=True) and {20, 12} == set(found)
+    assert searcher.search(paths[0])["hits"][0]["distance"] == 0 and len(index) == 59
+    again = IndexFolder.open(place / "index")
+    assert again.verify() and again.lookup([7]) == new.lookup([7]) and again.model == model
+    assert not again.lookup([5]) and again.looks_up(0) == new.looks_up(0)
+    shutil.rmtree(place / "new")
+    assert again.add(encoder.codes(paths[:1]), new.parts[0].items().table().slice(0, 1)).tolist() == [60]
+    with pytest.raises(UsageError, match="which was not found"):
+        shutil.rmtree(place / "runs" / "other")
+        open_searcher(place / "index")
