@@ -35,7 +35,7 @@ from hashlens.index.folder import IndexFolder
 from hashlens.machine import blocks
 from hashlens.progress import Progress, counted
 
-STEP = 512  # images between two looks at the clock
+STEP = 128  # images between two looks at the clock and for Ctrl-C
 SAVE_SECONDS = 30  # of encoding, after which what is done is written
 MANY_PARTS = 16  # are joined
 LOCK = ".hashlens-library.lock"  # for the whole update; each change of the index has a lock of its own
