@@ -244,6 +244,36 @@ def nuswide() -> str:
     return "\n".join(rows)
 
 
+def copies() -> str:
+    """What `python -m benchmarks.copies` found: recall per kind of copy, ours and each peer's."""
+    found = json.loads((RESULTS / "copies.json").read_text(encoding="utf-8"))["methods"]
+    rows = ["| copy | " + " | ".join(found) + " |", "|---|" + "---:|" * len(found)]
+    for kind in found["hashlens"]["recall"]:
+        values = [method["recall"][kind] for method in found.values()]
+        cells = [f"**{value:.3f}**" if value == max(values) else f"{value:.3f}" for value in values]
+        rows.append(f"| {kind} | {' | '.join(cells)} |")
+    means = [sum(method["recall"].values()) / len(method["recall"]) for method in found.values()]
+    rows.append("| **all kinds** | " + " | ".join(f"**{mean:.3f}**" for mean in means) + " |")
+    for title, key, form in (
+        ("false groups per 1,000 photos", "false_groups", "{:.2f}"),
+        ("groups among 300 dark and uniform images", "dark_groups", "{}"),
+        ("seconds per 1,000 photos", "seconds", "{:.1f}"),
+    ):
+        rows.append(f"| {title} | " + " | ".join(form.format(method[key]) for method in found.values()) + " |")
+    return "\n".join(rows)
+
+
+def copies_tuning() -> str:
+    """What `python -m benchmarks.copies --tune` found on other photos."""
+    found = json.loads((RESULTS / "tuning" / "copies.json").read_text(encoding="utf-8"))
+    rows = ["| correlation at least | recall, all kinds | false groups per 1,000 photos |", "|---:|---:|---:|"]
+    for row in found["limits"]:
+        chosen = "**" if row["correlation"] == found["chosen"] else ""
+        cells = (f"{row['correlation']:.2f}", f"{row['mean']:.4f}", f"{row['false_groups']:.2f}")
+        rows.append("| " + " | ".join(f"{chosen}{cell}{chosen}" for cell in cells) + " |")
+    return "\n".join(rows)
+
+
 def _time(result: dict[str, Any]) -> str:
     return f"{duration(result['seconds']['total'])}, {result['machine']['threads']}"
 
@@ -264,6 +294,8 @@ TABLES = {
     "start": start,
     "load-test": load_test,
     "nuswide": nuswide,
+    "copies": copies,
+    "copies-tuning": copies_tuning,
 }
 
 

@@ -8,7 +8,9 @@ from hashlens.data import Source as Source
 from hashlens.data import make_protocol as make_protocol
 from hashlens.data import open_source as open_source
 from hashlens.data.labels import Labels as Labels
+from hashlens.duplicates.find import find_duplicates as find_duplicates
 from hashlens.errors import HashlensError as HashlensError
+from hashlens.groups import find_groups as find_groups
 from hashlens.hashers.base import Hasher as Hasher
 from hashlens.hashers.checks import check_hasher as check_hasher
 from hashlens.hashers.deep.base import DeepHasher as DeepHasher

@@ -29,6 +29,15 @@ def cache_dir() -> Path:
     return Path(platformdirs.user_cache_dir("hashlens"))
 
 
+def state_dir() -> Path:
+    """Where what a person decided is kept, which no cache may lose; HASHLENS_CACHE moves it too."""
+    if os.environ.get("HASHLENS_CACHE"):
+        return Path(os.environ["HASHLENS_CACHE"]) / "state"
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("hashlens"))
+
+
 def expanded(path: str | os.PathLike[str]) -> Path:
     """The path with ~ replaced by the home folder."""
     try:

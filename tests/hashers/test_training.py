@@ -312,7 +312,7 @@ def test_a_request_to_stop_at_the_very_end_is_too_late(clusters, tmp_path):
         ({"n_bits": 9}, r"n_bits was 8, now 9"),
         ({"alpha": 1.5}, r"alpha was None, now 1\.5"),
         ({"random_state": 1}, r"random_state was 0, now 1"),
-        ({"sampling": "published"}, r"sampling was in-batch, now published"),
+        ({"sampling": "published"}, r"sampling was class-codes, now published"),
         ({"training": Training(epochs=4, batch_size=40, head_lr=0.05)}, r"training was .*'epochs': 3.*'epochs': 4"),
         ("features", r"data was"),
         ("labels", r"data was"),

@@ -217,3 +217,11 @@ def test_codes_in_any_memory_order(rng):
         Compiled(LEVELS[-1]).nearest(
             View(index.parts), codes.packed, 32, np.empty((300, 1), np.int32), np.empty((300, 1), np.int64)
         )
+
+
+@pytest.mark.parametrize("n", [1, 64, 65, 50_000])
+def test_blocks_start_at_a_line_of_memory(n, rng):
+    packed = rng.integers(0, 256, (n, 3), np.uint8)
+    blocks = to_blocks(packed)
+    assert blocks.ctypes.data % LANES == 0 and blocks.shape == (-(-n // LANES), 3, LANES)
+    np.testing.assert_array_equal(Rows(blocks, n, 0).codes(np.arange(n)), packed)

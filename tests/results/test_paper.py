@@ -295,9 +295,11 @@ def test_plans_of_all_scales_are_complete():
     assert plan.table1()[0].methods[-7:] == ["fasth", "sdh", "ksh", "lfh", "splh", "itq", "sh"]
     assert plan.table3()[0].methods == ["dtsh", "dpsh", "drsch", "dsch", "dsrh"]
     part = Part("", "x", digits, [split], ["dtsh", "itq"], (12, 24), ("gist",))
-    assert plan.settings_of(part) == {}
+    assert plan.settings_of(part) == {"sampling": "in-batch"}
     small = Plan(Data(SCALES["smoke"]), SCALES["small"], settings={"backbone": "alexnet"})
-    assert small.settings_of(part) == {"backbone": "alexnet", "epochs": 3}
+    assert small.settings_of(part) == {"sampling": "in-batch", "backbone": "alexnet", "epochs": 3}
+    others = Part("", "x", digits, [split], ["dpsh", "itq"], (12, 24), ("gist",))
+    assert small.settings_of(others) == {"backbone": "alexnet", "epochs": 3}
 
 
 def test_sections_are_kept_as_they_are(tmp_path):

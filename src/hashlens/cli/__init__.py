@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import hashlens
-from hashlens.cli import about, encode, index, results, search, train
+from hashlens.cli import about, encode, index, results, search, train, unlabelled
 from hashlens.errors import HashlensError, MissingExtra, Stopped, StorageError, extra_of
 
 ClickException: Any = typer.BadParameter.__mro__[2]  # typer contains a click of its own, or uses the public one
@@ -20,7 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for commands in (train, encode, search, index, results, about):  # in the order of --help
+for commands in (train, encode, search, unlabelled, index, results, about):  # in the order of --help
     app.add_typer(commands.app)
 
 

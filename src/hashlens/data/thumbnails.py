@@ -29,12 +29,13 @@ def thumbnail(index: Catalog, path: str, size: int, moved_to: Path | None = None
     If the images were moved, `moved_to` is where the folder common to all of them is now.
     """
     try:
-        return shrunk(decode(_file(index.roots, path, moved_to), at_least=size)[0], size)
+        return shrunk(decode(file_of(index.roots, path, moved_to), at_least=size)[0], size)
     except Exception:  # Pillow raises nearly anything on a damaged file
         return None
 
 
-def _file(roots: list[str], path: str, moved_to: Path | None) -> Path | io.BytesIO:
+def file_of(roots: list[str], path: str, moved_to: Path | None = None) -> Path | io.BytesIO:
+    """The file of an image, or its bytes in a tar file."""
     before, inside, member = path.partition(f".tar{INSIDE}")
     file = f"{before}.tar" if inside else path
     if moved_to is not None:

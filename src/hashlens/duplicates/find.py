@@ -1,0 +1,354 @@
+"""Duplicates: images in; groups of identical files, of copies and of look-alikes out, never mixed.
+
+Identical files have the same content. Copies show the same photo (copies.py). Look-alikes have near codes. An image of
+several headings is in the first; below, the one to keep stands for the rest of its group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hashlens.codes import Codes
+from hashlens.duplicates.copies import copies
+from hashlens.duplicates.looks import has_border, looks_of
+from hashlens.errors import DataError, UsageError
+from hashlens.files import cache_dir, state_dir, write_json
+from hashlens.index.catalog import Catalog
+from hashlens.index.memory import HammingIndex
+from hashlens.progress import Progress, counted
+from hashlens.search import open_index
+
+KINDS = {
+    "identical": "the same file",
+    "copies": "the same photo, resized, recompressed, cropped, turned or framed",
+    "look-alikes": "another photo that looks like it",
+}
+ALIKE = 0.9  # of the most pixels is as large
+BLURRED = 0.75  # of the best sharpness is visibly less sharp
+AT_ONCE = 1024  # images whose look-alikes are looked up at a time
+SEEN, MOST_SEEN = "duplicates-seen.json", 20_000  # groups that `ignore` can name
+
+
+@dataclass(frozen=True)
+class Member:
+    """One image of a group."""
+
+    path: str
+    width: int
+    height: int
+    size: int  # bytes of the file
+    mtime: float  # seconds since 1970
+    sha256: str
+    other: bool = False  # of the folder that is compared with
+
+
+@dataclass(frozen=True)
+class Group:
+    """Duplicates; the first image is the one to keep, `why` says why."""
+
+    kind: str
+    images: list[Member]
+    why: str
+
+    @property
+    def name(self) -> str:
+        """The same as long as the images are."""
+        text = "\n".join([self.kind, *sorted({image.sha256 for image in self.images})])
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+@dataclass
+class Duplicates:
+    """What was found."""
+
+    source: str
+    n_images: int
+    groups: list[Group] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    n_ignored: int = 0  # pairs that a person has said are none
+    against: str | None = None
+
+    def of(self, kind: str) -> list[Group]:
+        return [group for group in self.groups if group.kind == kind]
+
+    def extra(self, *kinds: str) -> list[tuple[Group, Member]]:
+        """All images but those to keep, and never one of the folder that is compared with."""
+        chosen = [group for group in self.groups if group.kind in kinds]
+        return [(group, image) for group in chosen for image in group.images[1:] if not image.other]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "against": self.against,
+            "n_images": self.n_images,
+            "groups": [
+                {"name": group.name, "kind": group.kind, "keep": group.images[0].path, "why": group.why}
+                | {"images": [asdict(image) for image in group.images]}
+                for group in self.groups
+            ],
+            "unreadable": self.unreadable,
+            "n_ignored": self.n_ignored,
+        }
+
+
+def find_duplicates(
+    source: str | os.PathLike[str],
+    model: Path | str | None = None,
+    *,
+    against: str | os.PathLike[str] | None = None,
+    radius: int | None = None,
+    at: Path | str | None = None,
+    progress: Progress | bool | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Duplicates:
+    """Find identical files, copies and look-alikes.
+
+    Parameters
+    ----------
+    source : images, or an index of them.
+    model : makes the codes of images by which look-alikes are found; the default is the general one.
+    against : other images; then only groups with images of both are found, and the one to keep is of these.
+    radius : maximum Hamming distance of look-alikes; the default is an eighth of the bits, and -1 finds none.
+    at : folder to keep the index of the images in, instead of the cache.
+
+    >>> for group in hashlens.find_duplicates("photos").groups:
+    ...     print(group.kind, [image.path for image in group.images])
+    """
+    shows = Progress.of(progress)
+    sources = [source] if against is None else [source, against]
+    parts = []
+    for number, name in enumerate(sources):
+        index = open_index(os.fspath(name), model, at=at if number == 0 else None, progress=shows, stop=stop)
+        paths, codes = listed(index)
+        parts.append((paths, codes, looks_of(index, paths, shows, stop)))
+    if against is not None and parts[0][1].n_bits != parts[1][1].n_bits:
+        raise UsageError(f"{source} and {against} have codes of different lengths; use one model for both")
+    paths = [path for part in parts for path in part[0]]
+    other = np.repeat(np.arange(len(parts)) > 0, [len(part[0]) for part in parts])
+    if against is not None and set(parts[0][0]) & set(parts[1][0]):
+        raise UsageError(f"{source} and {against} have images in common; give two folders apart from each other")
+    codes, looks = Codes.concatenate([part[1] for part in parts]), np.concatenate([part[2] for part in parts])
+    readable: np.ndarray = np.asarray(looks["digest"].any(axis=1))
+    if not readable.any():
+        raise DataError(f"no image of {source} can be read; if they were moved, build the index again")
+    result = Duplicates(
+        os.fspath(source), int(readable[~other].sum()), against=None if against is None else os.fspath(against)
+    )
+    result.unreadable = [path for path, good in zip(paths, readable, strict=True) if not good]
+    rows = np.flatnonzero(readable)
+    search = _Search([paths[row] for row in rows], codes[rows], looks[rows], other[rows], against is not None, shows)
+    result.groups = search.groups(codes.n_bits // 8 if radius is None else radius)
+    result.n_ignored = search.n_ignored
+    _remember(result.groups)
+    return result
+
+
+def listed(index: Catalog) -> tuple[list[str], Codes]:
+    """Paths and codes of an index, in the order of paths."""
+    paths, codes = [], []
+    for part in index.parts:
+        places = part.still()
+        column = part.items().column("path")
+        paths += [column[int(place)].as_py() for place in places]
+        codes.append(part.codes(places, index.n_bits))
+    if not paths:
+        raise DataError(f"{index.path} has no images; nothing to compare")
+    order = sorted(range(len(paths)), key=paths.__getitem__)
+    return [paths[row] for row in order], Codes.concatenate(codes)[order]
+
+
+class _Search:
+    """Images in, groups out, heading by heading."""
+
+    def __init__(
+        self, paths: list[str], codes: Codes, looks: np.ndarray, other: np.ndarray, across: bool, progress: Progress
+    ):
+        self.codes, self.looks, self.other, self.across, self.progress = codes, looks, other, across, progress
+        left, top, right, bottom = looks["boxes"][:, 1].T
+        self.bordered = has_border(looks)
+        inside = np.where(self.bordered, (right - left) * (bottom - top), 1.0)
+        self.pixels = looks["width"].astype(float) * looks["height"] * inside  # of a border none
+        self.digests = [digest.tobytes().hex() for digest in looks["digest"]]
+        self.members = [
+            Member(path, int(look["width"]), int(look["height"]), *_size_and_mtime(path), digest, bool(from_other))
+            for path, look, digest, from_other in zip(paths, looks, self.digests, other, strict=True)
+        ]
+        self.ignored = _ignored()
+        self.n_ignored = 0
+
+    def groups(self, radius: int) -> list[Group]:
+        found, rows = [], np.arange(len(self.members))
+        for kind, pairs in (("identical", self._identical), ("copies", self._copies), ("look-alikes", self._alike)):
+            apart = kind == "look-alikes"
+            together = self._together(rows, self._wanted(pairs(rows, radius)), apart)
+            gone = set()
+            for chosen in together:
+                keep, why = self._best(chosen)
+                rest = [row for row in chosen if row != keep]
+                gone |= set(rest)
+                found.append(Group(kind, [self.members[row] for row in (keep, *rest)], why))
+            rows = np.array([row for row in rows if row not in gone], np.int64)
+        return found
+
+    def _identical(self, rows: np.ndarray, radius: int) -> Iterator[tuple[int, int]]:
+        same: dict[str, list[int]] = {}
+        for row in rows.tolist():
+            same.setdefault(self.digests[row], []).append(row)
+        for alike in same.values():
+            yield from combinations(alike, 2) if self.across else ((alike[0], row) for row in alike[1:])
+
+    def _copies(self, rows: np.ndarray, radius: int) -> Iterator[tuple[int, int]]:
+        for first, second in copies(self.looks[rows], self.progress).tolist():
+            yield int(rows[first]), int(rows[second])
+
+    def _alike(self, rows: np.ndarray, radius: int) -> Iterator[tuple[int, int]]:
+        if radius < 0:
+            return
+        # images without texture have codes, but all of them the same ones
+        rows = rows[self.looks["parts"][rows] > 0]
+        codes = self.codes[rows]
+        index = HammingIndex(codes.n_bits)
+        if len(rows):
+            index.add(codes)
+        for start in range(0, len(rows), AT_ONCE):
+            near = index.within(codes[start : start + AT_ONCE], radius)
+            for row, (_, ids) in enumerate(near, start=start):
+                yield from ((int(rows[row]), int(rows[other])) for other in ids[ids > row])
+
+    def _wanted(self, pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        for first, second in pairs:
+            if self.across and self.other[first] == self.other[second]:
+                continue
+            if self.digests[first] != self.digests[second] and self.ignored.get(self.digests[first], set()) & (
+                self.ignored.get(self.digests[second], set())
+            ):
+                self.n_ignored += 1
+                continue
+            yield first, second
+
+    def _together(self, rows: np.ndarray, pairs: Iterable[tuple[int, int]], apart: bool) -> list[list[int]]:
+        """Groups of rows in the order of their first; with `apart`, all of a group are paired with one of it.
+
+        Otherwise a chain of look-alikes would make one group of half a folder.
+        """
+        near: dict[int, set[int]] = {}
+        for first, second in pairs:
+            near.setdefault(first, set()).add(second)
+            near.setdefault(second, set()).add(first)
+        groups: list[list[int]] = []
+        placed: set[int] = set()
+        for row in sorted(near, key=lambda row: (-len(near[row]), row)) if apart else sorted(near):
+            if row in placed:
+                continue
+            group, new = {row}, near[row] - placed
+            while new:
+                group |= new
+                new = set() if apart else set().union(*(near[one] for one in new)) - group
+            placed |= group
+            if len(group) > 1:
+                groups.append(sorted(group))
+        return sorted(groups)
+
+    def _best(self, rows: Sequence[int]) -> tuple[int, str]:
+        """The one to keep, and why: each rule leaves the best, until there is one."""
+        left, words = list(rows), []
+        for word, score, close in (
+            ("in the other folder", lambda row: self.members[row].other, 1.0),
+            ("largest", self.pixels.__getitem__, ALIKE),
+            ("without a border", lambda row: not self.bordered[row], 1.0),
+            ("sharpest", self.looks["sharpness"].__getitem__, BLURRED),
+            ("oldest", lambda row: -self.members[row].mtime, 1.0),
+            ("shortest name", lambda row: -len(self.members[row].path), 1.0),
+            ("first name", lambda row: -sorted(rows, key=lambda one: self.members[one].path).index(row), 1.0),
+        ):
+            scores = [score(row) for row in left]
+            best = [row for row, value in zip(left, scores, strict=True) if value >= close * max(scores)]
+            if len(best) < len(left):
+                left, words = best, [*words, word]
+            if len(left) == 1:
+                break
+        return left[0], ", ".join(words)
+
+
+def _size_and_mtime(path: str) -> tuple[int, float]:
+    try:
+        status = Path(path).stat()
+        return status.st_size, status.st_mtime
+    except (OSError, ValueError):  # inside a tar file
+        return 0, 0.0
+
+
+def _ignored() -> dict[str, set[int]]:
+    """For each image that is in an ignored group, by its sha256, the numbers of these groups."""
+    try:
+        groups = json.loads((state_dir() / "duplicates-ignored.json").read_text(encoding="utf-8"))
+        found: dict[str, set[int]] = {}
+        for number, group in enumerate(groups):
+            for digest in group["sha256"]:
+                found.setdefault(digest, set()).add(number)
+        return found
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(
+            f"{state_dir() / 'duplicates-ignored.json'} is damaged ({error}); restore or remove it"
+        ) from error
+
+
+def _remember(groups: Sequence[Group]) -> None:
+    """So that `ignore` knows groups by name."""
+    file = cache_dir() / SEEN
+    new = {group.name: sorted({image.sha256 for image in group.images}) for group in groups}
+    write_json(file, dict([*(_seen() | new).items()][-MOST_SEEN:]))
+
+
+def _seen() -> dict[str, list[str]]:
+    try:
+        return dict(json.loads((cache_dir() / SEEN).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def ignore(names: Sequence[str]) -> int:
+    """Never report the images of these groups as duplicates of one another again; how many groups are ignored now."""
+    seen, file = _seen(), state_dir() / "duplicates-ignored.json"
+    if unknown := [name for name in names if name not in seen]:
+        raise UsageError(f"no group {unknown[0]} was found before; give a name that hashlens duplicates has printed")
+    _ignored()  # refuses to replace a damaged file
+    groups = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    known = {group["name"] for group in groups}
+    groups += [{"name": name, "sha256": seen[name]} for name in dict.fromkeys(names) if name not in known]
+    write_json(file, groups)
+    return len(groups)
+
+
+def describe(result: Duplicates, most: int = 20) -> str:
+    """As text: heading by heading, one line per image, the one to keep first."""
+    from hashlens.files import shown
+
+    lines = [
+        f"{result.source}  {counted(result.n_images, 'image')}" + f" against {result.against}" * bool(result.against)
+    ]
+    for kind, what in KINDS.items():
+        groups = result.of(kind)
+        extra = sum(len(group.images) - 1 for group in groups)
+        lines.append(
+            f"\n{kind} ({what}): {counted(len(groups), 'group')}" + f", {extra:,} more than one each" * bool(groups)
+        )
+        for group in groups[:most]:
+            lines.append(f"  {group.name}  keep {shown(group.images[0].path)}  ({group.why})")
+            lines += [f"            {' ' * 4} {shown(image.path)}" for image in group.images[1:]]
+        if len(groups) > most:
+            lines.append(f"  … and {len(groups) - most:,} more; --html, --csv and --json have all")
+    if result.unreadable:
+        lines.append(f"\nnot readable: {len(result.unreadable):,}, first {shown(result.unreadable[0])}")
+    return "\n".join(lines)

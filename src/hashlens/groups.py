@@ -1,0 +1,126 @@
+"""Groups of images without labels: codes in; groups of images that look alike out, by scikit-learn's k-means on bits.
+
+The way from no labels to a trained model: the groups are written as a table of paths and labels, which a person
+corrects and `hashlens train` takes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hashlens.duplicates.find import listed
+from hashlens.errors import UsageError, require
+from hashlens.files import write_csv
+from hashlens.progress import Progress, counted
+from hashlens.search import open_index
+
+SAMPLE = 5_000  # images on which the number of groups is chosen
+SHOWN = 24  # images of a group on the page
+FEWEST, MOST = 2, 64  # groups, if the number is not given
+THUMBNAIL = 160
+
+
+@dataclass
+class Groups:
+    """Groups, the largest first; each has its images, the most typical first."""
+
+    source: str
+    groups: list[list[str]]
+    chosen: bool  # whether the number of groups was chosen here
+    silhouette: dict[int, float]  # of the numbers that were tried
+
+    @property
+    def n_images(self) -> int:
+        return sum(map(len, self.groups))
+
+    def name(self, number: int) -> str:
+        return f"group-{number + 1:0{len(str(len(self.groups)))}d}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "n_images": self.n_images,
+            "n_groups": len(self.groups),
+            "silhouette": {str(n): round(value, 4) for n, value in self.silhouette.items()},
+            "groups": [{"name": self.name(number), "paths": paths} for number, paths in enumerate(self.groups)],
+        }
+
+
+def find_groups(
+    source: str | os.PathLike[str],
+    n: int | None = None,
+    model: Path | str | None = None,
+    *,
+    seed: int = 0,
+    at: Path | str | None = None,
+    progress: Progress | bool | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Groups:
+    """Cluster the images of a source by their codes.
+
+    Without `n`, the number of groups is the one with the highest silhouette on a sample.
+    """
+    require("sklearn", why="groups")
+    from sklearn.cluster import KMeans
+
+    shows = Progress.of(progress)
+    index = open_index(os.fspath(source), model, at=at, progress=shows, stop=stop)
+    paths, codes = listed(index)
+    bits = np.unpackbits(codes.packed, axis=1)[:, : codes.n_bits].astype(np.float32)
+    n_different = len(np.unique(codes.packed, axis=0))
+    if n is not None and not 1 <= n <= n_different:
+        raise UsageError(
+            f"--n must be from 1 to {n_different}, since {source} has {counted(len(paths), 'image')} with that many"
+            f" different codes, got {n}"
+        )
+    tried = {} if n is not None else _silhouettes(bits, min(MOST, n_different - 1, len(paths) // 2), seed, shows)
+    n_groups = n or max(tried, key=tried.__getitem__, default=1)
+    fitted = KMeans(n_groups, n_init=4, random_state=seed).fit(bits)
+    apart = np.linalg.norm(bits - fitted.cluster_centers_[fitted.labels_], axis=1)
+    groups = []
+    for number in range(n_groups):
+        rows = np.flatnonzero(fitted.labels_ == number)
+        groups.append([paths[row] for row in rows[np.argsort(apart[rows], kind="stable")]])
+    groups.sort(key=lambda group: (-len(group), group[0]))
+    return Groups(os.fspath(source), groups, n is None, tried)
+
+
+def _silhouettes(bits: np.ndarray, most: int, seed: int, progress: Progress) -> dict[int, float]:
+    from sklearn.cluster import KMeans
+    from sklearn.metrics import silhouette_score
+
+    sample = bits[np.sort(np.random.default_rng(seed).permutation(len(bits))[:SAMPLE])]
+    numbers = sorted({round(FEWEST * 2 ** (step / 2)) for step in range(11)})
+    numbers = [number for number in numbers if FEWEST <= number <= most]
+    found = {}
+    with progress.bar("numbers of groups", len(numbers)) as advance:
+        for number in numbers:
+            labels = KMeans(number, n_init=2, random_state=seed).fit_predict(sample)
+            if 1 < len(np.unique(labels)) < len(sample):
+                found[number] = float(silhouette_score(sample, labels))
+            advance(1)
+    return found
+
+
+def write_labels(path: Path, groups: Groups) -> None:
+    """A table of paths and labels, as `hashlens train` takes it."""
+    rows = [(image, groups.name(number)) for number, paths in enumerate(groups.groups) for image in paths]
+    write_csv(path, ("path", "label"), rows)
+
+
+def write_page(path: Path, groups: Groups) -> None:
+    """A contact sheet: the most typical images of each group."""
+    from hashlens.duplicates.page import thumbnail
+    from hashlens.results import report
+
+    shown = [
+        (groups.name(number), len(paths), [(image, thumbnail(image)) for image in paths[:SHOWN]])
+        for number, paths in enumerate(groups.groups)
+    ]
+    report.write_page(path, "groups.html.j2", title=f"Groups of {groups.source}", groups=groups, shown=shown)

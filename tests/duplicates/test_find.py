@@ -1,0 +1,274 @@
+"""Finding duplicates: three headings, what to keep, what is remembered; moving away and back."""
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_photos import make_photos
+from PIL import Image
+
+from hashlens import LSH, find_duplicates
+from hashlens.duplicates import looks, move
+from hashlens.duplicates.find import ignore
+from hashlens.errors import DataError, UsageError
+from hashlens.files import sha256
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    place = tmp_path_factory.mktemp("model")
+    images = np.stack([np.asarray(photo) for photo in make_photos(8)])
+    LSH(n_bits=64, features="gist").fit(images).save(place / "lsh")
+    return place / "lsh"
+
+
+@pytest.fixture
+def photos(tmp_path, empty_cache):
+    """Eight photos; one is there twice, of one there is a small copy, of one a mirrored and a framed copy."""
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    for number, photo in enumerate(make_photos(8)):
+        photo.save(folder / f"{number}.jpg", quality=92)
+        os.utime(folder / f"{number}.jpg", (1_600_000_000 + number, 1_600_000_000 + number))
+    shutil.copy(folder / "0.jpg", folder / "more" / "same.jpg")
+    with Image.open(folder / "1.jpg") as image:
+        image.resize((80, 60)).save(folder / "more" / "small.jpg")
+    with Image.open(folder / "2.jpg") as image:
+        image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(folder / "more" / "mirrored.png")
+        framed = Image.new("RGB", (220, 170), "white")
+        framed.paste(image, (30, 25))
+        framed.save(folder / "more" / "framed.png")
+    return folder
+
+
+def named(groups, folder):
+    return [[Path(image.path).relative_to(folder).as_posix() for image in group.images] for group in groups]
+
+
+def test_three_headings_and_what_to_keep(photos, model):
+    (photos / "broken.jpg").write_bytes(b"nothing")
+    found = find_duplicates(photos, model, radius=0)
+    assert named(found.of("identical"), photos) == [["0.jpg", "more/same.jpg"]]
+    assert named(found.of("copies"), photos) == [
+        ["1.jpg", "more/small.jpg"],
+        ["2.jpg", "more/framed.png", "more/mirrored.png"],
+    ]
+    assert [group.why for group in found.of("copies")] == ["largest", "without a border, oldest"]
+    assert found.n_images == 12
+    assert json.loads(json.dumps(found.to_dict()))["groups"][0]["keep"] == str(photos / "0.jpg")
+
+
+def test_look_alikes_are_those_with_near_codes_and_never_copies(photos, model):
+    every = find_duplicates(photos, model, radius=64)
+    assert len(every.of("look-alikes")) == 1  # every code is within all bits
+    assert len(every.of("look-alikes")[0].images) == 8  # the copies stay with their photos
+    assert len(every.of("copies")) == 2
+    assert find_duplicates(photos, model, radius=-1).of("look-alikes") == []
+
+
+def test_against_finds_only_what_both_folders_have(photos, model, tmp_path):
+    other = tmp_path / "library"
+    other.mkdir()
+    with Image.open(photos / "3.jpg") as image:
+        image.rotate(90, expand=True).save(other / "a.jpg")
+    shutil.copy(photos / "4.jpg", other / "b.jpg")
+    found = find_duplicates(photos, model, against=other, radius=-1)
+    assert [[Path(image.path).name for image in group.images] for group in found.groups] == [
+        ["b.jpg", "4.jpg"],
+        ["a.jpg", "3.jpg"],
+    ]
+    assert all(group.why.startswith("in the other folder") for group in found.groups)
+    with pytest.raises(UsageError, match="in common"):
+        find_duplicates(photos, model, against=photos)
+
+
+def test_ignored_groups_do_not_come_back(photos, model):
+    first, second = find_duplicates(photos, model, radius=-1).of("copies")
+    assert ignore([first.name]) == 1
+    again = find_duplicates(photos, model, radius=-1)
+    assert again.of("copies") == [second] and again.n_ignored == 1
+    # a new copy of one of them is still found, without the one that was rejected
+    with Image.open(photos / "1.jpg") as image:
+        image.transpose(Image.Transpose.ROTATE_180).save(photos / "turned.png")
+    assert "turned.png" in str(named(find_duplicates(photos, model, radius=-1).of("copies"), photos))
+    with pytest.raises(UsageError, match="no group 12345678"):
+        ignore(["12345678"])
+
+
+def test_only_changed_images_are_looked_at_again(photos, model, monkeypatch):
+    seen = []
+    real = looks.look_at
+    monkeypatch.setattr(looks, "look_at", lambda image: seen.append(image.size) or real(image))
+    before = find_duplicates(photos, model, radius=-1)
+    assert len(seen) == 12
+    assert find_duplicates(photos, model, radius=-1) == before and len(seen) == 12
+    Image.new("RGB", (50, 40)).save(photos / "5.jpg")
+    assert len(find_duplicates(photos, model, radius=-1).groups) == 3 and len(seen) == 13
+
+
+def test_a_stopped_search_resumes(photos, model, monkeypatch, tmp_path):
+    from hashlens.errors import Stopped
+    from hashlens.index.library import index_of
+    from hashlens.progress import Progress
+
+    index = index_of(photos, model)
+    paths = sorted(str(path) for path in photos.rglob("*.*"))
+    monkeypatch.setattr(looks, "blocks", lambda n, size: [slice(i, min(i + 4, n)) for i in range(0, n, 4)])
+    with pytest.raises(Stopped, match="8 images left"):
+        looks.looks_of(index, paths, Progress(quiet=True), lambda: True)
+    seen, real = [], looks.look_at
+    monkeypatch.setattr(looks, "look_at", lambda image: seen.append(image) or real(image))
+    assert looks.looks_of(index, paths, Progress(quiet=True))["digest"].any(axis=1).all()
+    assert len(seen) == 8
+
+
+def state(*folders):
+    return {
+        path: sha256(path)
+        for folder in folders
+        for path in sorted(folder.rglob("*.*"))
+        if path.suffix in (".jpg", ".png")
+    }
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_is_moved_comes_back(photos, model, tmp_path, monkeypatch, links):
+    """On the same disk, and where files must be copied."""
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.EXDEV, "other disk")))
+    before = state(photos)
+    times = {path: path.stat().st_mtime_ns for path in before}
+    found = find_duplicates(photos, model, radius=64)
+    away = tmp_path / "away"
+    listed, moved, left = move.move_duplicates(found, away)
+    assert sorted(Path(path).name for path in moved) == ["framed.png", "mirrored.png", "same.jpg", "small.jpg"]
+    assert not left and len(state(photos)) == 8 and len(state(away)) == 4
+    assert not find_duplicates(photos, model, radius=-1).groups
+    assert move.undo(listed) == (4, [])
+    assert state(photos) == before and times == {path: path.stat().st_mtime_ns for path in before}
+    assert state(away) == {} and move.undo(listed) == (0, [])
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_kill_at_any_step_loses_nothing(photos, model, tmp_path, monkeypatch, links):
+    """Each operation on files fails once, as if the process had been killed there; undo restores all."""
+    found, before = find_duplicates(photos, model, radius=-1), state(photos)
+    real = {name: getattr(Path, name) for name in ("unlink", "replace")} | {"link": os.link}
+
+    class Killed(BaseException):
+        pass
+
+    for step in range(40):
+        calls = []
+
+        def dies(name, step=step, calls=calls):
+            def call(*arguments, **options):
+                calls.append(name)
+                if len(calls) > step:
+                    raise Killed
+                if name == "link" and not links:
+                    raise OSError(errno.EXDEV, "other disk")
+                return real[name](*arguments, **options)
+
+            return call
+
+        away = tmp_path / f"away{step}"
+        with monkeypatch.context() as patch:
+            for name in ("unlink", "replace"):
+                patch.setattr(Path, name, dies(name))
+            patch.setattr(os, "link", dies("link"))
+            try:
+                move.move_duplicates(found, away)
+                finished = True
+            except Killed:
+                finished = False
+        contents = set(state(photos, away).values())
+        assert contents >= set(before.values()), f"lost at step {step}"
+        if listed := list(away.glob("moved-*.json")):
+            assert not move.undo(listed[0])[1]
+        assert state(photos) == before
+        if finished:
+            break
+    assert finished and step > 8
+
+
+def test_nothing_is_overwritten(photos, model, tmp_path):
+    away = tmp_path / "away"
+    away.mkdir()
+    (away / "same.jpg").write_bytes(b"mine")
+    found = find_duplicates(photos, model, radius=-1)
+    listed, _, _ = move.move_duplicates(found, away)
+    assert (away / "same.jpg").read_bytes() == b"mine" and (away / "same-2.jpg").exists()
+    (photos / "more" / "same.jpg").write_bytes(b"new")
+    restored, left = move.undo(listed)
+    assert restored == 3 and "another file is there now" in left[0][1]
+    assert (photos / "more" / "same.jpg").read_bytes() == b"new" and (away / "same-2.jpg").exists()
+    with pytest.raises(FileExistsError):
+        move._linked(photos / "0.jpg", photos / "1.jpg")
+
+
+def test_what_changed_since_the_search_stays(photos, model, tmp_path):
+    found = find_duplicates(photos, model, radius=-1)
+    (photos / "0.jpg").unlink()  # the one to keep
+    with Image.open(photos / "7.jpg") as image:
+        image.save(photos / "more" / "small.jpg")
+    _, moved, left = move.move_duplicates(found, tmp_path / "away")
+    assert sorted(Path(path).name for path in moved) == ["framed.png", "mirrored.png"]
+    assert [why.rpartition(" ")[2] for _, why in left] == ["gone", "changed"]
+
+
+def test_the_command(hashlens, photos, model, tmp_path):
+    page, table = tmp_path / "d.html", tmp_path / "d.csv"
+    code, out, err = hashlens(
+        "duplicates", photos, "--model", model, "--radius", "-1", "--html", page, "--csv", table, "-q"
+    )
+    assert code == 0 and not err
+    for heading in ("identical (", "copies (", "look-alikes ("):
+        assert heading in out
+    html = page.read_text()
+    assert html.count("<img") == 7 and "keep: largest" in html and "http" not in html.replace("http-equiv", "")
+    assert table.read_text().splitlines()[0].startswith("group,kind,keep,why,path")
+    assert len(table.read_text().splitlines()) == 8
+    code, out, _ = hashlens("duplicates", photos, "--model", model, "--move-to", tmp_path / "away", "--json", "-q")
+    moved = json.loads(out)["moved"]
+    assert code == 0 and len(moved["paths"]) == 4
+    code, out, _ = hashlens("duplicates", "undo", moved["list"])
+    assert (code, out) == (0, "restored 4 images\n")
+    name = json.loads(hashlens("duplicates", photos, "--model", model, "--json", "-q")[1])["groups"][0]["name"]
+    assert hashlens("duplicates", "ignore", name)[0] == 0
+
+
+def test_wrong_use(hashlens, photos, model, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "note.html").write_text("mine")
+    with_model = ("--model", model)
+    for arguments, code, words in (
+        (("duplicates", tmp_path / "empty", *with_model), 3, "no images"),
+        (("duplicates", tmp_path / "nowhere", *with_model), 3, "not found"),
+        (("duplicates", photos, *with_model, "--move-to", photos / "away"), 2, "is inside"),
+        (("duplicates", photos, *with_model, "--html", tmp_path / "note.html"), 2, "is not a page"),
+        (("duplicates", photos, *with_model, "--radius", "-2"), 2, "radius"),
+        (("duplicates", "ignore", "nothing"), 2, "no group nothing"),
+        (("duplicates", "undo", tmp_path / "nowhere.json"), 2, "not found"),
+        (("duplicates", "undo", tmp_path / "note.html"), 3, "not a list"),
+        (("duplicates", "find"), 2, "Missing argument"),
+    ):
+        found, out, err = hashlens(*arguments)
+        assert found == code and words in err and "Traceback" not in err and not out, (arguments, err)
+    assert (tmp_path / "note.html").read_text() == "mine"
+
+
+def test_a_damaged_list_of_ignored_groups_is_never_replaced(photos, model, empty_cache):
+    group = find_duplicates(photos, model, radius=-1).groups[0]
+    file = empty_cache / "state" / "duplicates-ignored.json"
+    file.parent.mkdir()
+    file.write_text("[")
+    with pytest.raises(DataError, match="is damaged"):
+        ignore([group.name])
+    with pytest.raises(DataError, match="is damaged"):
+        find_duplicates(photos, model, radius=-1)
+    assert file.read_text() == "["
