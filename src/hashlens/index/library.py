@@ -135,7 +135,8 @@ def _update(index: IndexFolder, opened: Source, model: _Model, progress: Progres
     changed = {path for path, (_, mark) in known.items() if path in marks and marks[path] != mark}
     tried = {path: why for path, why in skipped.items() if path in marks}
     fresh = (known.keys() - changed) | {path for path, (_, *stamp) in tried.items() if (*stamp,) == _stamp(marks[path])}
-    wanted = [row for row, path in enumerate(marks) if path not in fresh]
+    row_of = {path: row for row, path in enumerate(opened.table["path"].to_pylist())}  # a table may name one twice
+    wanted = [row for path, row in row_of.items() if path not in fresh]
     if tried != skipped:
         _write_skipped(index.path, tried)
     if gone:
