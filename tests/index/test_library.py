@@ -4,6 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from made_images import paint
 from PIL import Image
@@ -162,6 +164,10 @@ def test_labels_of_a_table_are_kept_up_to_date(photos, tmp_path, encoded):
     encoded.clear()
     table.write_text("path,labels\nphotos/a/00.png,dark\nphotos/b/11.png,bright\n")
     assert sorted(index_of(table).labels()) == ["bright", "dark"] and encoded == ["11.png"]
+    listed = tmp_path / "photos.parquet"
+    paths = [str(photos / name) for name in ("a/00.png", "a/00.png", "b/11.png")]
+    pq.write_table(pa.table({"path": paths, "labels": ["dark", "dark", "light"]}), listed)
+    assert ids(index_of(listed)).keys() == {"00.png", "11.png"}
 
 
 def test_a_folder_that_cannot_be_read_now_is_not_forgotten(photos, monkeypatch, capsys):

@@ -34,7 +34,7 @@ from hashlens.index.folder import IndexFolder
 from hashlens.machine import blocks
 from hashlens.progress import Progress, counted
 
-STEP = 512  # images between two looks at the clock
+STEP = 128  # images between two looks at the clock and for Ctrl-C
 SAVE_SECONDS = 30  # of encoding, after which what is done is written
 MANY_PARTS = 16  # are joined
 LOCK = ".hashlens-library.lock"  # for the whole update; each change of the index has a lock of its own
@@ -132,7 +132,8 @@ def _update(index: IndexFolder, opened: Source, model: _Model, progress: Progres
     changed = {path for path, (_, mark) in known.items() if path in marks and marks[path] != mark}
     tried = {path: why for path, why in skipped.items() if path in marks}
     fresh = (known.keys() - changed) | {path for path, (_, *stamp) in tried.items() if (*stamp,) == _stamp(marks[path])}
-    wanted = [row for row, path in enumerate(marks) if path not in fresh]
+    row_of = {path: row for row, path in enumerate(opened.table["path"].to_pylist())}  # a table may name one twice
+    wanted = [row for path, row in row_of.items() if path not in fresh]
     if tried != skipped:
         _write_skipped(index.path, tried)
     if gone:
