@@ -290,10 +290,14 @@ def copies() -> str:
 def copies_tuning() -> str:
     """What `python -m benchmarks.copies --tune` found on other photos."""
     found = json.loads((RESULTS / "tuning" / "copies.json").read_text(encoding="utf-8"))
-    rows = ["| correlation at least | recall, all kinds | false groups per 1,000 photos |", "|---:|---:|---:|"]
+    rows = [
+        "| correlation at least | recall, all kinds | false groups per 1,000 photos | exposures taken for copies |",
+        "|---:|---:|---:|---:|",
+    ]
     for row in found["limits"]:
         chosen = "**" if row["correlation"] == found["chosen"] else ""
         cells = (f"{row['correlation']:.2f}", f"{row['mean']:.4f}", f"{row['false_groups']:.2f}")
+        cells += (f"{row['exposures_as_copies']} pairs",)
         rows.append("| " + " | ".join(f"{chosen}{cell}{chosen}" for cell in cells) + " |")
     return "\n".join(rows)
 

@@ -23,6 +23,7 @@ from hashlens.search import open_index
 SAMPLE = 5_000  # images on which the number of groups is chosen
 SHOWN = 24  # images of a group on the page
 FEWEST, MOST = 2, 64  # groups, if the number is not given
+FEW = 5  # images per group, on average, at least: fewer are no class to learn
 THUMBNAIL = 160
 
 
@@ -79,7 +80,7 @@ def find_groups(
             f"--n must be from 1 to {n_different}, since {source} has {counted(len(paths), 'image')} with that many"
             f" different codes, got {n}"
         )
-    tried = {} if n is not None else _silhouettes(bits, min(MOST, n_different - 1, len(paths) // 2), seed, shows)
+    tried = {} if n is not None else _silhouettes(bits, min(MOST, n_different - 1, len(paths) // FEW), seed, shows)
     n_groups = n or max(tried, key=tried.__getitem__, default=1)
     fitted = KMeans(n_groups, n_init=4, random_state=seed).fit(bits)
     apart = np.linalg.norm(bits - fitted.cluster_centers_[fitted.labels_], axis=1)

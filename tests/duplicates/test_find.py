@@ -57,7 +57,7 @@ def test_three_headings_and_what_to_keep(photos, model):
         ["1.jpg", "more/small.jpg"],
         ["2.jpg", "more/framed.png", "more/mirrored.png"],
     ]
-    assert [group.why for group in found.of("copies")] == ["largest", "without a border, oldest"]
+    assert [group.why for group in found.of("copies")] == ["largest", "less border, oldest"]
     assert found.n_images == 12
     assert json.loads(json.dumps(found.to_dict()))["groups"][0]["keep"] == str(photos / "0.jpg")
 
@@ -95,6 +95,9 @@ def test_ignored_groups_do_not_come_back(photos, model):
     with Image.open(photos / "1.jpg") as image:
         image.transpose(Image.Transpose.ROTATE_180).save(photos / "turned.png")
     assert "turned.png" in str(named(find_duplicates(photos, model, radius=-1).of("copies"), photos))
+    (same,) = again.of("identical")
+    assert ignore([same.name, same.name]) == 2
+    assert not find_duplicates(photos, model, radius=-1).of("identical")
     with pytest.raises(UsageError, match="no group 12345678"):
         ignore(["12345678"])
 

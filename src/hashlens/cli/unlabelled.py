@@ -31,7 +31,7 @@ duplicates = typer.Typer(cls=FindByDefault, no_args_is_help=True)
 app.add_typer(
     duplicates,
     name="duplicates",
-    help="Find identical files, copies and look-alikes: hashlens duplicates SOURCE",
+    help="Find identical files, copies and look-alikes: hashlens duplicates SOURCE; options: duplicates find --help",
 )
 
 HTML = Annotated[Path | None, Option(help="Write a page with thumbnails to this file.")]

@@ -21,7 +21,7 @@ from hashlens.codes import Codes
 from hashlens.duplicates.copies import copies
 from hashlens.duplicates.looks import has_border, looks_of
 from hashlens.errors import DataError, UsageError
-from hashlens.files import cache_dir, state_dir, write_json
+from hashlens.files import cache_dir, shown, state_dir, write_json
 from hashlens.index.catalog import Catalog
 from hashlens.index.memory import HammingIndex
 from hashlens.progress import Progress, counted
@@ -32,9 +32,9 @@ KINDS = {
     "copies": "the same photo, resized, recompressed, cropped, turned or framed",
     "look-alikes": "another photo that looks like it",
 }
-ALIKE = 0.9  # of the most pixels is as large
-BLURRED = 0.75  # of the best sharpness is visibly less sharp
+CLEARLY, SLIGHTLY = 0.75, 0.97  # of the best: what is below is clearly or slightly worse
 AT_ONCE = 1024  # images whose look-alikes are looked up at a time
+IGNORED = "duplicates-ignored.json"  # what a person has decided
 SEEN, MOST_SEEN = "duplicates-seen.json", 20_000  # groups that `ignore` can name
 
 
@@ -174,9 +174,8 @@ class _Search:
     ):
         self.codes, self.looks, self.other, self.across, self.progress = codes, looks, other, across, progress
         left, top, right, bottom = looks["boxes"][:, 1].T
-        self.bordered = has_border(looks)
-        inside = np.where(self.bordered, (right - left) * (bottom - top), 1.0)
-        self.pixels = looks["width"].astype(float) * looks["height"] * inside  # of a border none
+        self.inside = np.where(has_border(looks), (right - left) * (bottom - top), 1.0)
+        self.pixels = looks["width"].astype(float) * looks["height"] * self.inside  # of a border none
         self.digests = [digest.tobytes().hex() for digest in looks["digest"]]
         self.members = [
             Member(path, int(look["width"]), int(look["height"]), *_size_and_mtime(path), digest, bool(from_other))
@@ -228,12 +227,17 @@ class _Search:
         for first, second in pairs:
             if self.across and self.other[first] == self.other[second]:
                 continue
-            if self.digests[first] != self.digests[second] and self.ignored.get(self.digests[first], set()) & (
-                self.ignored.get(self.digests[second], set())
-            ):
+            if self._is_ignored(self.digests[first], self.digests[second]):
                 self.n_ignored += 1
-                continue
-            yield first, second
+            else:
+                yield first, second
+
+    def _is_ignored(self, first: str, second: str) -> bool:
+        """Whether both are in an ignored group; of the same content, in one of identical files."""
+        return any(
+            first in group and second in group and (first != second or len(group) == 1)
+            for group in self.ignored.get(first, ())
+        )
 
     def _together(self, rows: np.ndarray, pairs: Iterable[tuple[int, int]], apart: bool) -> list[list[int]]:
         """Groups of rows in the order of their first; with `apart`, all of a group are paired with one of it.
@@ -260,12 +264,14 @@ class _Search:
 
     def _best(self, rows: Sequence[int]) -> tuple[int, str]:
         """The one to keep, and why: each rule leaves the best, until there is one."""
-        left, words = list(rows), list[str]()
+        left: list[int] = list(rows)
+        words: list[str] = []
         for word, score, close in (
             ("in the other folder", lambda row: self.members[row].other, 1.0),
-            ("largest", self.pixels.__getitem__, ALIKE),
-            ("without a border", lambda row: not self.bordered[row], 1.0),
-            ("sharpest", self.looks["sharpness"].__getitem__, BLURRED),
+            ("largest", self.pixels.__getitem__, CLEARLY),
+            ("less border", self.inside.__getitem__, SLIGHTLY),
+            ("sharpest", self.looks["sharpness"].__getitem__, CLEARLY),
+            ("largest", self.pixels.__getitem__, SLIGHTLY),
             ("oldest", lambda row: -self.members[row].mtime, 1.0),
             ("shortest name", lambda row: -len(self.members[row].path), 1.0),
             ("first name", lambda row: -sorted(rows, key=lambda one: self.members[one].path).index(row), 1.0),
@@ -273,7 +279,7 @@ class _Search:
             scores = [score(row) for row in left]
             best = [row for row, value in zip(left, scores, strict=True) if value >= close * max(scores)]
             if len(best) < len(left):
-                left, words = best, [*words, word]
+                left, words = best, [*words, word] if word not in words else words
             if len(left) == 1:
                 break
         return left[0], ", ".join(words)
@@ -287,21 +293,24 @@ def _size_and_mtime(path: str) -> tuple[int, float]:
         return 0, 0.0
 
 
-def _ignored() -> dict[str, set[int]]:
-    """For each image that is in an ignored group, by its sha256, the numbers of these groups."""
+def _ignored() -> dict[str, list[set[str]]]:
+    """For each image, by its sha256, the ignored groups that it is in."""
+    found: dict[str, list[set[str]]] = {}
+    for entry in _ignored_groups():
+        group = set(entry["sha256"])
+        for digest in group:
+            found.setdefault(digest, []).append(group)
+    return found
+
+
+def _ignored_groups() -> list[dict[str, Any]]:
+    file = state_dir() / IGNORED
     try:
-        groups = json.loads((state_dir() / "duplicates-ignored.json").read_text(encoding="utf-8"))
-        found: dict[str, set[int]] = {}
-        for number, group in enumerate(groups):
-            for digest in group["sha256"]:
-                found.setdefault(digest, set()).add(number)
-        return found
+        return [{"name": str(group["name"]), "sha256": list(group["sha256"])} for group in json.loads(file.read_text())]
     except FileNotFoundError:
-        return {}
+        return []
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(
-            f"{state_dir() / 'duplicates-ignored.json'} is damaged ({error}); restore or remove it"
-        ) from error
+        raise DataError(f"{file} is damaged ({error}); restore or remove it") from error
 
 
 def _remember(groups: Sequence[Group]) -> None:
@@ -320,33 +329,30 @@ def _seen() -> dict[str, list[str]]:
 
 def ignore(names: Sequence[str]) -> int:
     """Never report the images of these groups as duplicates of one another again; how many groups are ignored now."""
-    seen, file = _seen(), state_dir() / "duplicates-ignored.json"
+    seen, groups = _seen(), _ignored_groups()
     if unknown := [name for name in names if name not in seen]:
         raise UsageError(f"no group {unknown[0]} was found before; give a name that hashlens duplicates has printed")
-    _ignored()  # refuses to replace a damaged file
-    groups = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     known = {group["name"] for group in groups}
     groups += [{"name": name, "sha256": seen[name]} for name in dict.fromkeys(names) if name not in known]
-    write_json(file, groups)
+    write_json(state_dir() / IGNORED, groups)
     return len(groups)
 
 
 def describe(result: Duplicates, most: int = 20) -> str:
     """As text: heading by heading, one line per image, the one to keep first."""
-    from hashlens.files import shown
-
-    lines = [
-        f"{result.source}  {counted(result.n_images, 'image')}" + f" against {result.against}" * bool(result.against)
-    ]
+    folders = [Path(image.path).parent for group in result.groups for image in group.images]
+    root = f"{os.path.commonpath(folders)}/" if folders else ""
+    against = "" if result.against is None else f" against {result.against}"
+    lines = [f"{result.source}{against}  {counted(result.n_images, 'image')}" + f", paths below {root}" * bool(root)]
     for kind, what in KINDS.items():
         groups = result.of(kind)
-        extra = sum(len(group.images) - 1 for group in groups)
-        lines.append(
-            f"\n{kind} ({what}): {counted(len(groups), 'group')}" + f", {extra:,} more than one each" * bool(groups)
-        )
+        n_extra = sum(len(group.images) - 1 for group in groups)
+        extra = f", {counted(n_extra, 'image')} besides those to keep" if groups else ""
+        lines.append(f"\n{kind} ({what}): {counted(len(groups), 'group')}{extra}")
         for group in groups[:most]:
-            lines.append(f"  {group.name}  keep {shown(group.images[0].path)}  ({group.why})")
-            lines += [f"            {' ' * 4} {shown(image.path)}" for image in group.images[1:]]
+            keep, *others = (shown(image.path.removeprefix(root)) for image in group.images)
+            lines.append(f"  {group.name}  keep {keep}  ({group.why})")
+            lines += [f"  {'':>8}       {other}" for other in others]
         if len(groups) > most:
             lines.append(f"  … and {len(groups) - most:,} more; --html, --csv and --json have all")
     if result.unreadable:

@@ -73,7 +73,7 @@ def looks_of(
 
     if not len(missing):
         return marks["look"]
-    with progress.bar("looks", len(missing)) as advance:
+    with progress.bar("looking", len(missing)) as advance:
         unsaved = 0
         for looks in work_ahead(work, blocks(len(missing), 32)):
             marks["look"][missing[done : done + len(looks)]] = looks
