@@ -53,7 +53,8 @@ def make_index(folder: Path) -> Made:
     made = Made(folder / "images", folder / "runs" / "made" / "model", folder / "exported", folder / "index")
     paths = make_images(made.images)
     labels = [Path(path).parent.name for path in paths]
-    hasher = DTSH(N_BITS, backbone="small-cnn", image_size=24, training=Training(epochs=1, batch_size=30))
+    training = Training(epochs=1, batch_size=30)
+    hasher = DTSH(N_BITS, backbone="small-cnn", image_size=24, sampling="in-batch", training=training)
     hasher.fit(paths, np.unique(labels, return_inverse=True)[1]).save(made.model)
     small = as_images(as_images(paths).read(slice(None), 27))  # thousands of crops are checked: decode them once
     export_onnx(made.model, made.exported, small, Progress(quiet=True))

@@ -96,8 +96,8 @@ def models(stacks, tmp_path_factory, session_cache):
         lite = {"backbone": "efficientnet-lite0", "image_size": 32, "frozen_blocks": 14}
         small = {"backbone": "small-cnn", "image_size": 32}
         hashers = [
-            DTSH(48, training=replace(BARELY, mirror=True), **lite).fit(stacks[0], y),
-            DTSH(48, training=BARELY, **small).fit(stacks[0], y),
+            DTSH(48, sampling="in-batch", training=replace(BARELY, mirror=True), **lite).fit(stacks[0], y),
+            DTSH(48, sampling="in-batch", training=BARELY, **small).fit(stacks[0], y),
             ITQ(64, features="small-cnn@32").fit(stacks[0]),
             KSH(24, features="gist", n_anchors=9).fit(stacks[0], np.arange(N) % 4),
         ]

@@ -199,8 +199,8 @@ def test_a_file_cut_short_under_the_server_is_named(made, tmp_path):
     index = tmp_path / "index"
     shutil.copytree(made.index, index)
     with running(index, "--model", made.exported) as found:
-        pieces = next(index.glob("*.pieces.npy"))
-        os.truncate(pieces, 0)
+        codes = next(index.glob("*.blocks.npy"))
+        os.truncate(codes, 0)
         with contextlib.suppress(OSError):
             _ask(found, {"id": 3})
         assert found.process.wait(120) == 3
