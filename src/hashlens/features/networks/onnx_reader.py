@@ -16,9 +16,13 @@ from hashlens.features.extractor import Forward, one_core_session
 OPERATORS = {
     *("Add", "AveragePool", "Cast", "Clip", "Conv", "Flatten", "Gather", "Gemm", "GlobalAveragePool", "Identity"),
     *("LRN", "MatMul", "MaxPool", "Mul", "Relu", "Sub", "Transpose"),
+    *("DequantizeLinear", "QuantizeLinear", "ReduceSum"),  # of the general model
 }
 # field: name, for all fields that we write; any other is refused
-MODEL = {1: "ir_version", 2: "producer", 3: "producer", 4: "domain", 5: "model_version", 7: "graph", 8: "opset"}
+MODEL = {
+    **{1: "ir_version", 2: "producer", 3: "producer", 4: "domain", 5: "model_version", 7: "graph", 8: "opset"},
+    14: "metadata",
+}
 GRAPH = {1: "node", 2: "name", 5: "initializer", 11: "input", 12: "output"}
 NODE = {1: "input", 2: "output", 3: "name", 4: "operator", 5: "attribute"}
 ATTRIBUTE = {1: "name", 2: "float", 3: "int", 4: "text", 7: "floats", 8: "ints", 20: "type"}
