@@ -109,21 +109,27 @@ class HammingIndex(Index):
     def _view(self, k: int, n_queries: int) -> View:
         """All parts, with the trees that find k results sooner."""
         key = step_of(k), n_queries >= MANY_QUERIES
-        if key not in self._views:
-            use = tuple(part.tree is not None and key in part.tree.most for part in self.parts)
-            self._views[key] = View(self.parts, use)
-        return self._views[key]
+        view = self._views.get(key)
+        if view is None:
+            most = [part.tree.most.get(key) if part.tree else None for part in self.parts]
+            view = View(self.parts, tuple(one is not None for one in most))
+            view.most = sum(filter(None, most))
+            self._views[key] = view
+        return view
 
-    def _watch(self, view: View, key: tuple[int, bool], n_queries: int, n_read: int) -> None:
+    def _watch(self, view: View, n_queries: int, n_read: int) -> None:
         """Stop using trees if these queries, unlike the codes they were tried with, make them read too much."""
+        if not view.most:
+            return
         view.n_asked, view.n_read = view.n_asked + n_queries, view.n_read + n_read
         if view.n_asked < WATCHED:
             return
-        trees = [part.tree for part, use in zip(view.rows, view.trees, strict=True) if use]
-        if view.n_read > view.n_asked * sum(tree.most.get(key, 0) for tree in trees):
-            for tree in trees:
-                tree.most.pop(key, None)
-            self._views.pop(key, None)
+        if view.n_read > view.n_asked * view.most:
+            for key in [key for key, one in self._views.items() if one is view]:
+                del self._views[key]
+                for part in self.parts:
+                    if part.tree is not None:
+                        part.tree.most.pop(key, None)
         view.n_asked = view.n_read = 0
 
     def build_trees(self) -> None:
@@ -212,17 +218,18 @@ class HammingIndex(Index):
         if self._n_asked >= 0:
             self._asked(len(codes))
         queries = np.ascontiguousarray(codes.packed)
+        if len(codes) <= QUERIES and (view.n_bytes < SHARED or n_threads() == 1):
+            self._watch(view, len(codes), kernels().nearest(view, queries, self.n_bits, distances, ids))
+            return
         tasks = blocks(len(codes), QUERIES)
         if view.n_bytes < SHARED or len(tasks) >= n_threads():
-            n_read = [0] * len(tasks)
 
-            def work(number: int) -> None:
-                rows = tasks[number]
-                n_read[number] = kernels().nearest(view, queries[rows], self.n_bits, distances[rows], ids[rows])
+            def work(rows: slice) -> None:
+                n_read.append(kernels().nearest(view, queries[rows], self.n_bits, distances[rows], ids[rows]))
 
-            in_threads(work, range(len(tasks)))
-            if any(view.trees):
-                self._watch(view, (step_of(distances.shape[1]), len(codes) >= MANY_QUERIES), len(codes), sum(n_read))
+            n_read: list[int] = []
+            in_threads(work, tasks)
+            self._watch(view, len(codes), sum(n_read))
             return
         # with few queries each thread reads a share of the database
         n_shares = n_threads()

@@ -25,6 +25,7 @@ STEPS = (1, 10, 100, 1_000)  # results for which that is tried
 MANY = 16  # queries at once, for which a scan reads codes while they are in the cache
 ROUNDS = 7
 FASTER = 0.7  # of the time of a scan, so that noise does not choose what is slower
+LATER = 0.9  # of it, up to which other queries may bring a tree that was chosen
 
 
 class Tree:
@@ -92,7 +93,7 @@ class Tree:
                 taken = [[ask(view, size) for view in ways] for _ in range(ROUNDS)]  # in turns, against drift
                 (of_scan, _), (of_tree, n_read) = np.min(taken, axis=0)
                 if of_tree < FASTER * of_scan:
-                    self.most[step, many] = n_read / len(queries) * FASTER * of_scan / of_tree
+                    self.most[step, many] = float(n_read / len(queries) * LATER * of_scan / of_tree)
             if (step, False) in self.most:
                 self.radius = int(distances[:, -1].mean())
         return bool(self.most)

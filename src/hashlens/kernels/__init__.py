@@ -54,6 +54,7 @@ class View:
     def __init__(self, rows: list[Any], trees: bool | tuple[bool, ...] = True):
         self.rows = rows
         self.trees = trees if isinstance(trees, tuple) else (trees,) * len(rows)  # whether that of each is used
+        self.most = 0.0  # blocks per query that trees may read, or else they are not worth it
         self.n_asked = self.n_read = 0  # queries, and blocks that trees have read for them
 
     @cached_property

@@ -83,7 +83,10 @@ def _address(array: np.ndarray) -> int:
 
 def _call(name: str, *given: Any) -> int:
     values = [_address(value) if isinstance(value, np.ndarray) else value for value in given]
-    result = getattr(_core(), f"hashlens_{name}")(*values)
+    return _done(getattr(_core(), f"hashlens_{name}")(*values))
+
+
+def _done(result: int) -> int:
     if result < 0:
         raise MemoryError("there is not enough memory to search")
     return result
@@ -121,6 +124,7 @@ class Compiled:
     def __init__(self, name: str):
         self.name = name
         self._level = levels()[name]
+        self._nearest = _core().hashlens_nearest
 
     def nearest(
         self,
@@ -133,8 +137,9 @@ class Compiled:
         n_shares: int = 1,
     ) -> int:
         rows, (n, k) = view.structs.array, distances.shape
-        given = (rows, len(rows), queries, n, queries.shape[1], n_bits, k, share, n_shares, distances, ids)
-        return _call("nearest", self._level, *given)
+        found = _address(distances), _address(ids)
+        asked = _address(queries), n, queries.shape[1], n_bits, k, share, n_shares
+        return _done(self._nearest(self._level, rows, len(rows), *asked, *found))
 
     def within(self, rows: Rows, query: np.ndarray, n_bits: int, radius: int) -> tuple[np.ndarray, np.ndarray]:
         structs = Structs([rows], (rows.tree is not None and radius <= rows.tree.radius,))

@@ -199,32 +199,46 @@ INNER int64_t OWN(read_narrow)(
     return block;
 }
 
-/* Two blocks at a time: the query does not fit in registers, and is read once for both. */
+/* Read one or two blocks: whether a code is nearer than the limit, and which of the blocks has it. */
+INNER int OWN(wide_hit)(
+    const uint8_t *at, int together, const uint8_t *spread, int n_bytes, int limit, uint16_t *distances, uint64_t *mask) {
+    int64_t size = (int64_t)n_bytes * LANES;
+    OWN(shorts) total[2] = {OWN(widen)(OWN(none)()), OWN(widen)(OWN(none)())};
+    for (int i = 0; i < n_bytes; i += NARROW) {
+        OWN(bytes) sum[2] = {OWN(none)(), OWN(none)()};
+        for (int j = i; j < i + NARROW && j < n_bytes; j++)
+            for (int b = 0; b < together; b++) {
+                __builtin_prefetch(at + AHEAD + (together * j + b) * LANES, 0, 3);
+                sum[b] = OWN(differing)(sum[b], at + b * size + j * LANES, spread + j * LANES);
+            }
+        for (int b = 0; b < together; b++) total[b] = OWN(add)(total[b], OWN(widen)(sum[b]));
+    }
+    for (int b = 0; b < together; b++) {
+        uint64_t near = OWN(shorts_below)(total[b], limit);
+        if (__builtin_expect(near != 0, 0)) {
+            OWN(store)(total[b], distances);
+            *mask = near;
+            return b;
+        }
+    }
+    return -1;
+}
+
+/* Two blocks at a time, since the query does not fit in registers and is read once for both; but the first alone: where
+ * the last call ended with a hit, the next one is often near. */
 INNER int64_t OWN(read_wide)(
     const uint8_t *blocks, int64_t block, int64_t end, const uint8_t *spread, int n_bytes, int limit,
     uint16_t *distances, uint64_t *mask) {
     int64_t size = (int64_t)n_bytes * LANES;
-    for (; block < end; block += 2) {
-        const uint8_t *at[2] = {blocks + block * size, blocks + (block + (block + 1 < end)) * size};
-        OWN(shorts) total[2] = {OWN(widen)(OWN(none)()), OWN(widen)(OWN(none)())};
-        for (int i = 0; i < n_bytes; i += NARROW) {
-            OWN(bytes) sum[2] = {OWN(none)(), OWN(none)()};
-            for (int j = i; j < i + NARROW && j < n_bytes; j++)
-                for (int b = 0; b < 2; b++) {
-                    __builtin_prefetch(at[0] + AHEAD + (2 * j + b) * LANES, 0, 3);
-                    sum[b] = OWN(differing)(sum[b], at[b] + j * LANES, spread + j * LANES);
-                }
-            for (int b = 0; b < 2; b++) total[b] = OWN(add)(total[b], OWN(widen)(sum[b]));
-        }
-        for (int b = 0; b < 2; b++) {
-            uint64_t near = OWN(shorts_below)(total[b], limit);
-            if (__builtin_expect(near != 0, 0)) {
-                OWN(store)(total[b], distances);
-                *mask = near;
-                return block + b;
-            }
-        }
+    int hit;
+    if (block < end) {
+        if (OWN(wide_hit)(blocks + block * size, 1, spread, n_bytes, limit, distances, mask) == 0) return block;
+        block++;
     }
+    for (; block + 1 < end; block += 2)
+        if ((hit = OWN(wide_hit)(blocks + block * size, 2, spread, n_bytes, limit, distances, mask)) >= 0)
+            return block + hit;
+    if (block < end && OWN(wide_hit)(blocks + block * size, 1, spread, n_bytes, limit, distances, mask) == 0) return block;
     return end;
 }
 
