@@ -75,7 +75,7 @@ def search(
     if html is not None:
         require_kind(html, PAGE, "page")
     with interruptible() as stop:
-        searcher = open_named(index, model, engine, at, settings or (), kept=kept, progress=Progress(quiet), stop=stop)
+        searcher = open_named(index, model, engine, at, settings or (), kept, progress=Progress(quiet), stop=stop)
     answers, n_read, skipped = [], 0, []
     for name, asked in queries(query, lambda line: print(line, file=sys.stderr)):
         try:
@@ -155,7 +155,6 @@ def serve(
 
     Beyond this machine, tokens say who may use it.
     """
-    from hashlens.search import open_index
     from hashlens.server.access import Access, as_tokens
     from hashlens.server.limits import Limits
     from hashlens.server.serving import (
@@ -193,16 +192,14 @@ def serve(
             host, found, limits, access, images, add_to, certfile, keyfile, proxy=proxy, access_log=access_log
         )
 
-    found, progress = port, Progress()
+    found = port
     serving()  # refused before anything is opened
-    with interruptible() as stop:  # images are encoded here, with progress; the server process opens their index
-        place = open_index(index, model, at=kept, progress=progress, stop=stop).path
-    sock, say = listen(host, port), progress.say
+    sock, say = listen(host, port), Progress().say
     found = sock.getsockname()[1]
     if found != port and port:
         say(f"port {port} is taken; using {found}")
     if allow_anyone and not is_loopback(host):
         say(f"warning: everyone who reaches {host} may search")
-    named = Named(place, model, engine, at, tuple(settings or ()))
+    named = Named(index, model, engine, at, tuple(settings or ()), kept)
     with sock:
         supervise(named, serving, sock, say=say, ready=partial(print, flush=True))

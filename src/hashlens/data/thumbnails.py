@@ -35,7 +35,7 @@ def thumbnail(index: Catalog, path: str, size: int, moved_to: Path | None = None
 
 
 def file_of(roots: list[str], path: str, moved_to: Path | None = None) -> Path | io.BytesIO:
-    """The file of an image, or its bytes if it is in a tar file; raises OSError or KeyError if it is missing."""
+    """The file of an image, or its bytes in a tar file."""
     before, inside, member = path.partition(f".tar{INSIDE}")
     file = f"{before}.tar" if inside else path
     if moved_to is not None:

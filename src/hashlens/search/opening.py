@@ -1,4 +1,4 @@
-"""An index, a model and an engine by their names in, a searcher out."""
+"""An index or images, a model and an engine by their names in, a searcher out."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,18 +10,17 @@ from hashlens.search import Searcher, open_index, open_searcher
 
 
 def open_named(
-    source: Path | str,
+    source: str,
     model: Path | None = None,
     name: str | None = None,
     at: str | None = None,
     settings: Sequence[str] = (),
-    *,
     kept: Path | None = None,
     **how: Any,
 ) -> Searcher:
-    """The index, or that of images, which is `kept` and updated, with its model, and with the engine if one is named.
+    """The index, or that of the images, with its model, and with the engine if one is named.
 
-    `how` are progress and stop for encoding images.
+    `kept` is where the codes of images are kept; `how` is given to `open_index`.
     """
     from hashlens.index.engines import open_engine
 

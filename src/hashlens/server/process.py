@@ -97,9 +97,10 @@ def main(socket_number: int, pipe_number: int) -> None:
         os.write(pipe_number, json.dumps(facts).encode() + b"\n")
         os.close(pipe_number)
 
-    code = 0
+    code, asked = 0, threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.set())  # while images are encoded
     try:
-        serve(named.open(), serving, socket.socket(fileno=socket_number), lambda line: tell(ready=line))
+        serve(named.open(asked.is_set), serving, socket.socket(fileno=socket_number), lambda line: tell(ready=line))
     except HashlensError as error:
         code = error.exit_code
         tell(error=error.message, exit_code=code)

@@ -6,7 +6,7 @@ import errno
 import ipaddress
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from hashlens.errors import DataError, StorageError, UsageError
+from hashlens.progress import Progress
 from hashlens.server.access import LOOPBACK, Access
 from hashlens.server.limits import USUAL, Limits
 
@@ -48,16 +49,18 @@ class Serving:
 class Named:
     """What to serve, by name; opened by the server process."""
 
-    index: Path
+    index: str
     model: Path | None = None
     engine: str | None = None
     at: str | None = None
     settings: Sequence[str] = ()
+    kept: Path | None = None  # the folder for the codes of images
 
-    def open(self) -> Searcher:
+    def open(self, stop: Callable[[], bool] = lambda: False) -> Searcher:
         from hashlens.search.opening import open_named  # much that the supervisor does not need
 
-        return open_named(self.index, self.model, self.engine, self.at, tuple(self.settings))
+        settings, how = tuple(self.settings), {"progress": Progress(), "stop": stop}
+        return open_named(self.index, self.model, self.engine, self.at, settings, self.kept, **how)
 
 
 JOB = TypeAdapter(tuple[Named, Serving])

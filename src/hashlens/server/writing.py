@@ -105,6 +105,8 @@ def _name(file: BinaryIO) -> str:
     while chunk := file.read(2**20):
         digest.update(chunk)
     ending = next((ending for sign, ending in ENDINGS.items() if start.startswith(sign)), "tif")
+    if start[4:] == b"ftyp":
+        ending = "heic"
     return f"{digest.hexdigest()[:2]}/{digest.hexdigest()[:40]}.{ending}"
 
 
