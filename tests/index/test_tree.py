@@ -3,12 +3,16 @@
 import threading
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from hashlens import Codes
+from hashlens.errors import DataError
 from hashlens.index import memory
+from hashlens.index.folder import IndexFolder
 from hashlens.index.memory import HammingIndex
-from hashlens.index.tree import STEPS, Tree, step_of
+from hashlens.index.repair import repair
+from hashlens.index.tree import STEPS, WAYS, Tree, step_of
 from hashlens.kernels import View, available, kernels
 
 pytestmark = pytest.mark.skipif(available() == ["numpy"], reason="there was no compiler")
@@ -24,7 +28,7 @@ def always(monkeypatch):
     """Use trees wherever there is one."""
 
     def try_out(tree, rows, n_bits):
-        tree.most = {(step, many): 1e9 for step in range(len(STEPS) + 1) for many in (False, True)}
+        tree.most = dict.fromkeys(WAYS, 10**9)
         return True
 
     monkeypatch.setattr(Tree, "try_out", try_out)
@@ -118,3 +122,77 @@ def test_small_indexes_and_numpy_have_none(rng, monkeypatch):
 
 def test_steps():
     assert [step_of(k) for k in (1, 2, 10, 11, 1_000, 1_001)] == [0, 1, 1, 2, 3, len(STEPS)]
+
+
+@pytest.fixture
+def folder(tmp_path, rng, monkeypatch):
+    """An index on disk with a tree, and the same codes without one."""
+    always(monkeypatch)
+    index, plain = (
+        IndexFolder.create(tmp_path / "index", 44, {"fingerprint": "ab" * 32, "name": "test"}),
+        HammingIndex(44),
+    )
+
+    def add(n):
+        codes = class_codes(rng, n, 44)
+        index.add(codes, pa.table({"path": [f"{i}.jpg" for i in range(n)]}))
+        plain.add(codes)
+
+    add(25_000)
+    return index, plain, add
+
+
+def test_an_index_keeps_its_trees(folder, rng):
+    index, plain, add = folder
+    query = class_codes(rng, 30, 44)
+    add(21_000)
+    add(100)  # too few
+    for one in (index, plain):
+        one.remove(np.arange(0, 46_000, 5))
+    again = IndexFolder.open(index.path)
+    assert [part.tree is not None for part in again.parts] == [True, True, False]
+    assert not again.parts[0].tree.arrays[0].flags.writeable and again.parts[0].tried  # mapped, not copied
+    for k in (1, 10, 3_000):
+        assert_same(again.search(query, k), plain.search(query, k))
+    assert_same(again.within(query[0], 3)[0], plain.within(query[0], 3)[0])
+    n_files = again.verify()
+    again.compact()
+    assert len(list(index.path.glob("*.tree.npy"))) == 1 and again.verify() < n_files
+    assert_same(again.search(query, 10), plain.search(query, 10))
+
+
+def test_a_tree_that_was_not_faster_is_not_tried_again(folder, monkeypatch):
+    index, _, add = folder
+    monkeypatch.setattr(Tree, "try_out", lambda *given: False)
+    add(20_000)
+    first, second = IndexFolder.open(index.path).parts
+    assert first.tree is not None and second.tree is None and second.tried
+
+
+def test_a_damaged_tree_is_noticed_and_repaired(folder, rng):
+    index, plain, _ = folder
+    (path,) = index.path.glob("*.tree.npy")
+    content = bytearray(path.read_bytes())
+    content[-7] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"tree.npy is damaged.*hashlens index repair"):
+        IndexFolder.open(index.path)
+    assert repair(index.path)["repaired"] == [path.name]
+    again, query = IndexFolder.open(index.path), class_codes(rng, 30, 44)
+    assert again.parts[0].tree is not None
+    assert_same(again.search(query, 10), plain.search(query, 10))
+
+
+@pytest.mark.parametrize("wrong", ["starts", "places", "bits"])
+def test_a_tree_that_kernels_could_not_trust_is_refused(folder, wrong):
+    """Even if its checksum is right."""
+    (part,), n_bits = folder[0].parts, 44
+    tree = Tree.from_flat(part.tree.flat(), len(part), n_bits, part.tree.facts())
+    assert tree.most == part.tree.most and tree.radius == part.tree.radius
+    facts = tree.facts()
+    if wrong == "bits":
+        tree.arrays[1][0, -1, 0] |= 1
+    else:
+        tree.arrays[5 if wrong == "starts" else 6][7] = len(part) + 5
+    with pytest.raises(ValueError, match="past bit 44" if wrong == "bits" else "points outside of the codes"):
+        Tree.from_flat(tree.flat(), len(part), n_bits, facts)

@@ -7,6 +7,7 @@ INDEX/
   part-00000.items.sums   the checksum of each block of it
   part-00000.ids.npy      (n,) int64, only after `compact`; otherwise ids are first_id, first_id + 1, …
   part-00000.starts.npy, part-00000.places.npy   radius tables (radius.py), only if the index has them; memory-mapped
+  part-00000.tree.npy     a tree over the distinct codes (tree.py), where it is faster than reading all; memory-mapped
   removed-00001.npy       sorted ids that were removed
   forgotten-00002.npy     sorted keys (`image_keys`) of removed images whose codes were reclaimed by `compact`
 
@@ -45,6 +46,7 @@ from hashlens.index.catalog import Catalog
 from hashlens.index.items import BATCH, MappedItems, find_batches, write_items, write_sums
 from hashlens.index.memory import Part
 from hashlens.index.radius import N_VALUES, Tables, n_pieces, table_bytes
+from hashlens.index.tree import Tree, best_tree, can_build, tree_bytes
 from hashlens.kernels import LANES
 from hashlens.machine import blocks
 from hashlens.schema import TEXT, conform, optional, whole
@@ -55,7 +57,7 @@ TABLES = ("starts.npy", "places.npy")
 ROWS = 65_536  # whose paths are Python strings at the same time
 COPY = ".copy"
 FILE = (
-    r"part-\d{5,9}\.(items\.(arrow|sums)|(blocks|pieces|starts|places)\.npy|ids\.npy(\.copy)?)"
+    r"part-\d{5,9}\.(items\.(arrow|sums)|(blocks|pieces|starts|places|tree)\.npy|ids\.npy(\.copy)?)"
     r"|(removed|forgotten)-\d{5,9}\.npy(\.copy)?"
 )
 OURS = re.compile(rf"{FILE}|\.({FILE}|index\.json(\.copy)?)\..+\.tmp")  # temporary ones too, see files.replacing
@@ -66,7 +68,8 @@ def _numbered(kind: str) -> tuple[Any, ...]:
     return None, {"name": re.compile(rf"{kind}-\d{{5,9}}\.npy"), "n": COUNT, **OF_FILE}
 
 
-KINDS = ("items.sums", "ids.npy", "ids.npy.copy", *TABLES)
+KINDS = ("items.sums", "ids.npy", "ids.npy.copy", *TABLES, "tree.npy")
+TREE = {"n_distinct": COUNT, "most": [whole()], "radius": (None, whole())}
 SCHEMA: dict[Any, Any] = {
     "format": FORMAT,
     "n_bits": whole(1, 65_536),
@@ -83,6 +86,7 @@ SCHEMA: dict[Any, Any] = {
             "first_id": (None, whole()),
             "files": {"blocks.npy": OF_FILE, "items.arrow": OF_FILE} | {optional(kind): OF_FILE for kind in KINDS},
             "batches": [BATCH],
+            optional("tree"): (None, TREE),  # None: it was tried, and is not faster
         }
     ],
     "removed": _numbered("removed"),
@@ -308,8 +312,9 @@ class IndexFolder(Catalog):
             files |= {kind: self._save(f"{name}.{kind}", ids) for kind in ("ids.npy", "ids.npy.copy")}
         if self.facts["radius_tables"]:
             files |= self._save_tables(name, part)
+        tried = {"tree": self._save_tree(name, part, files)} if can_build(part) else {}
         first_id = ids if isinstance(ids, int) else None
-        found = {"name": name, "n": len(codes), "first_id": first_id, "files": files}
+        found = tried | {"name": name, "n": len(codes), "first_id": first_id, "files": files}
         return found | {"batches": find_batches(place)}
 
     def _save_tables(self, name: str, part: Part) -> dict[str, Any]:
@@ -317,6 +322,14 @@ class IndexFolder(Catalog):
         return {
             kind: self._save(f"{name}.{kind}", array) for kind, array in zip(TABLES, Tables.build(part), strict=True)
         }
+
+    def _save_tree(self, name: str, part: Part, files: dict[str, Any]) -> dict[str, Any] | None:
+        tree = best_tree(part, self.n_bits)
+        if tree is None:
+            return None
+        require_room(self.path, tree.nbytes, "the tree over its codes")
+        files["tree.npy"] = self._save(f"{name}.tree.npy", tree.flat())
+        return tree.facts()
 
     def _save_numbered(self, kind: str, array: np.ndarray, facts: dict[str, Any]) -> dict[str, Any]:
         name = f"{kind}-{facts['next_file']:05d}.npy"
@@ -376,6 +389,14 @@ class IndexFolder(Catalog):
             if np.any(starts[:, 1:] < starts[:, :-1]) or np.any(starts[:, -1] != n) or np.any(tables.places >= n):
                 raise file("starts.npy").damaged("it points outside of the codes")
 
+        tree = None
+        if facts := part.get("tree"):
+            flat = load("tree.npy", (tree_bytes(n, self.n_bits, facts["n_distinct"]),), np.uint8)
+            try:
+                tree = Tree.from_flat(flat, n, self.n_bits, facts)
+            except ValueError as error:
+                raise file("tree.npy").damaged(error) from error
+
         @cache  # mapped when first needed
         def items() -> MappedItems:
             arrow = file("items.arrow")
@@ -383,7 +404,7 @@ class IndexFolder(Catalog):
                 arrow.by_blocks(file("items.sums"))
             return MappedItems(arrow, part["batches"])
 
-        return Part(codes, n, ids, removed, tables, items)
+        return Part(codes, n, ids, removed, tables, items, tree, tried="tree" in part)
 
     def _load_numbered(self, kind: str) -> np.ndarray:
         if not (facts := self.facts[kind]):
@@ -431,6 +452,8 @@ def _require_order(facts: dict[str, Any]) -> None:
             raise ValueError(f"{part['name']} has no ids")
         if len({kind in part["files"] for kind in TABLES}) > 1:
             raise ValueError(f"{part['name']} has half of its tables")
+        if bool(part.get("tree")) != ("tree.npy" in part["files"]):
+            raise ValueError(f"{part['name']} has half of its tree")
         if part["first_id"] is not None and part["first_id"] + part["n"] > facts["next_id"]:
             raise ValueError(f"{part['name']} has ids that were never given")
 

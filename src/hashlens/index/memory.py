@@ -12,7 +12,7 @@ from hashlens.index.base import Index, refuse
 from hashlens.index.order import Found, ordered
 from hashlens.index.radius import Tables, is_cheaper
 from hashlens.index.tree import MANY as MANY_QUERIES
-from hashlens.index.tree import Tree, can_build, step_of
+from hashlens.index.tree import Tree, best_tree, can_build, step_of
 from hashlens.kernels import Rows, View, kernels, to_blocks
 from hashlens.machine import blocks, in_threads, n_threads, shares
 
@@ -36,10 +36,12 @@ class Part(Rows):
         removed: np.ndarray = NO_IDS,
         tables: Tables | None = None,
         items: Callable[[], Any] = dict,  # the paths and labels of a catalog
+        tree: Tree | None = None,
+        tried: bool = False,  # whether a tree is faster
     ):
         super().__init__(blocks, n, ids)
         self.tables = tables
-        self.tried = False  # whether a tree is faster
+        self.tree, self.tried = tree, tried
         self.items = items
         self.remove(removed)
 
@@ -141,10 +143,7 @@ class HammingIndex(Index):
 
     def _build_trees(self, parts: list[Part]) -> None:
         for part in parts:
-            tree = Tree.build(part)
-            part.tree, part.tried = tree, True
-            if not tree.try_out(part, self.n_bits):
-                part.tree = None
+            part.tree, part.tried = best_tree(part, self.n_bits), True
         self._views = {}
 
     def _asked(self, n_queries: int) -> None:

@@ -5,12 +5,17 @@ occur. The distinct ones are ordered so that codes which share many bits stand s
 that halves them best, then each half, until 64 are left. For each block of 64 codes, and for each 64 blocks, the bits
 that all of them share are known, and how many of these differ from a query is a lower bound of all their distances:
 blocks beyond the k-th nearest so far are not read. The answers are those of the scan, ties and ids included.
+
+An index in a folder keeps a tree as one array of bytes, the arrays of `Tree` one after the other, and what was found by
+trying it: another machine is not so different that it must try again.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +30,7 @@ STEPS = (1, 10, 100, 1_000)  # results for which that is tried
 MANY = 16  # queries at once, for which a scan reads codes while they are in the cache
 ROUNDS = 7
 FASTER = 0.7  # of the time of a scan, so that noise does not choose what is slower
+WAYS = tuple(product(range(len(STEPS)), (False, True)))  # what is tried: steps, and whether for many queries
 LATER = 0.9  # of it, up to which other queries may bring a tree that was chosen
 
 
@@ -75,7 +81,9 @@ class Tree:
         """Find out where it is faster than a scan, by some of the codes; returns whether it is anywhere."""
         places = np.unique(np.linspace(0, len(rows) - 1, SAMPLE).astype(np.int64))
         queries = rows.codes(places)
-        ways = View([rows], trees=False), View([rows])
+        with_tree = Rows(rows.blocks, rows.n, rows._ids)
+        with_tree.alive, with_tree.tree = rows.alive, self
+        ways = View([rows], trees=False), View([with_tree])
         for step, k in enumerate(STEPS):
             shape = len(queries), k + 1  # each finds itself too
             distances, ids = np.empty(shape, np.int32), np.empty(shape, np.int64)
@@ -98,9 +106,42 @@ class Tree:
                 self.radius = int(distances[:, -1].mean())
         return bool(self.most)
 
+    def flat(self) -> np.ndarray:
+        """All arrays as one of bytes, each from the start of a line of memory."""
+        sizes = [array.nbytes for array in self.arrays]
+        flat = np.zeros(sum(map(_lines, sizes)), np.uint8)
+        for array, room in zip(self.arrays, _cut(flat, sizes), strict=True):
+            room[:] = array.reshape(-1).view(np.uint8)
+        return flat
+
+    def facts(self) -> dict[str, Any]:
+        most = [round(self.most.get(way, 0)) for way in WAYS]
+        return {"n_distinct": self.n_distinct, "most": most, "radius": self.radius if self.radius >= 0 else None}
+
+    @classmethod
+    def from_flat(cls, flat: np.ndarray, n: int, n_bits: int, facts: dict[str, Any]) -> Tree:
+        """What `flat` and `facts` describe; a ValueError if the kernels could not trust it."""
+        kinds = _kinds(n, -(-n_bits // 8), facts["n_distinct"])
+        pairs = zip(_cut(flat, _sizes(kinds)), kinds, strict=True)
+        tree = cls([room.view(dtype).reshape(shape) for room, (shape, dtype) in pairs], facts["n_distinct"])
+        starts, places = tree.arrays[-2:]
+        if starts[0] or starts[-1] != n or np.any(starts[1:] <= starts[:-1]) or np.any(places >= n):
+            raise ValueError("it points outside of the codes")
+        codes, values, _, top_values, _ = tree.arrays[:5]
+        if n_bits % 8 and any(np.any(array[:, -1] & (0xFF >> n_bits % 8)) for array in (codes, values, top_values)):
+            raise ValueError(f"it has bits past bit {n_bits}")
+        tree.most = {way: most for way, most in zip(WAYS, facts["most"], strict=True) if most}
+        tree.radius = -1 if facts["radius"] is None else facts["radius"]
+        return tree
+
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays)
+
+
+def tree_bytes(n: int, n_bits: int, n_distinct: int) -> int:
+    """The length of `Tree.flat`."""
+    return sum(map(_lines, _sizes(_kinds(n, -(-n_bits // 8), n_distinct))))
 
 
 def step_of(k: int) -> int:
@@ -108,6 +149,36 @@ def step_of(k: int) -> int:
     return bisect_left(STEPS, k)
 
 
+def best_tree(rows: Rows, n_bits: int) -> Tree | None:
+    """A tree over these codes, if it is faster than a scan."""
+    tree = Tree.build(rows)
+    return tree if tree.try_out(rows, n_bits) else None
+
+
 def can_build(rows: Rows) -> bool:
     """Whether a tree can help: there are enough codes, and the kernels are compiled."""
     return FEWEST <= len(rows) <= MOST and bool(levels()) and kernels().name != "numpy"
+
+
+def _kinds(n: int, n_bytes: int, n_distinct: int) -> list[tuple[tuple[int, ...], type]]:
+    """Shape and type of the arrays of a tree."""
+    n_blocks = -(-n_distinct // LANES)
+    n_groups = -(-n_blocks // LANES)
+    n_tops = -(-n_groups // LANES)
+    lengths = (n_blocks, n_groups, n_groups, n_tops, n_tops)
+    return [*(((m, n_bytes, LANES), np.uint8) for m in lengths), ((n_distinct + 1,), np.uint32), ((n,), np.uint32)]
+
+
+def _sizes(kinds: list[tuple[tuple[int, ...], type]]) -> list[int]:
+    return [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in kinds]
+
+
+def _lines(size: int) -> int:
+    """Bytes of the lines of memory that so many bytes take."""
+    return -(-size // LANES) * LANES
+
+
+def _cut(flat: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
+    """Places of these sizes, each from the start of a line of memory."""
+    starts = np.cumsum([0, *map(_lines, sizes)])
+    return [flat[start : start + size] for start, size in zip(starts, sizes, strict=False)]
