@@ -206,6 +206,21 @@ def test_another_writer_and_servers_that_take_nothing(made, own, tokens, monkeyp
         assert response.status_code == 422 and "start it with --add-to FOLDER" in response.json()["detail"]
 
 
+def test_an_index_that_follows_a_folder_is_not_changed(made, tmp_path, tokens):
+    from hashlens.codes.model import ModelFolder
+    from hashlens.index.folder import IndexFolder
+
+    model = ModelFolder(made.model).describe()
+    IndexFolder.create(tmp_path / "index", 20, model, source=str(made.images))
+    searcher = open_searcher(tmp_path / "index", made.exported)
+    rules = Access(tokens=tokens)
+    with TestClient(create_app(searcher, access=rules, add_to=tmp_path / "added"), base_url=BASE) as client:
+        image = (made.images / "digit" / "001.jpg").read_bytes()
+        response = client.post("/v1/images", files={"image": ("a.jpg", image)}, headers=bearer(WRITE))
+        assert response.status_code == 422 and "add and remove images there" in response.json()["detail"]
+        assert not (tmp_path / "added").exists()
+
+
 def test_other_sites_are_refused(client, made, tokens):
     def ask(client, **headers):
         given = bearer(READ) | {name.replace("_", "-"): value for name, value in headers.items()}

@@ -72,7 +72,7 @@ def test_a_decoder_has_little_memory():
 
 
 def test_searches_by_id_go_on_while_decoders_hang_or_die(searcher):
-    limits = Limits(timeout=1.0, max_waiting=1)
+    limits = Limits(timeout=6.0, max_waiting=1)
     with TestClient(create_app(searcher, limits=limits), base_url=BASE) as client:
         decoders = client.app.state.service.decoders
         assert client.post("/v1/search", files={"image": ("a.png", _png())}).status_code == 200
@@ -199,8 +199,7 @@ def test_a_file_cut_short_under_the_server_is_named(made, tmp_path):
     index = tmp_path / "index"
     shutil.copytree(made.index, index)
     with running(index, "--model", made.exported) as found:
-        codes = next(index.glob("*.blocks.npy"))
-        os.truncate(codes, 0)
+        os.truncate(next(index.glob("*.blocks.npy")), 0)
         with contextlib.suppress(OSError):
             _ask(found, {"id": 3})
         assert found.process.wait(120) == 3

@@ -78,6 +78,8 @@ class Writer:
     def _require_index(self, now: Searcher) -> None:
         if now.engine is not None or not isinstance(now.index, IndexFolder):
             raise UsageError("only an index folder that is searched here can be changed, no codes folder and no engine")
+        if source := now.index.facts.get("source"):
+            raise UsageError(f"this index follows {source}; add and remove images there")
 
     def _change(self, change: Callable[[IndexFolder], Result]) -> Result:
         """On an index of its own, which then replaces the one that is searched."""
