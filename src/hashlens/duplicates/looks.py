@@ -146,11 +146,11 @@ def look_at(image: Image.Image) -> np.ndarray:
     """One LOOK without its digest."""
     look = np.zeros((), LOOK)
     look["width"], look["height"] = image.size
-    look["colour"] = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX)).mean(axis=(0, 1))
+    look["colour"] = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR)).mean(axis=(0, 1))
     grey = image.convert("L")
     if max(grey.size) > WORK_SIDE:
         grey = grey.resize(
-            (min(WORK_SIDE, grey.width), min(WORK_SIDE, grey.height)), Image.Resampling.BOX, reducing_gap=2.0
+            (min(WORK_SIDE, grey.width), min(WORK_SIDE, grey.height)), Image.Resampling.BILINEAR, reducing_gap=2.0
         )
     look["boxes"] = WHOLE, _content(np.asarray(grey))
     for number, (left, top, right, bottom) in enumerate(look["boxes"].astype(float) * (*grey.size, *grey.size)):
@@ -178,7 +178,7 @@ def has_border(looks: np.ndarray) -> np.ndarray:
 
 
 def _shrunk(grey: Image.Image, box: tuple[float, float, float, float] | None) -> np.ndarray:
-    return np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.BOX, box=box))
+    return np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=box))
 
 
 def _content(grey: np.ndarray) -> tuple[float, float, float, float]:
