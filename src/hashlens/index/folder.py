@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, cached_property
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -363,7 +364,10 @@ class IndexFolder(Catalog):
         for name in ("_known_keys", "_removed_keys"):
             self.__dict__.pop(name, None)
         removed = self._load_numbered("removed")
-        self._use([self._map_part(part, removed) for part in self.facts["parts"]])
+        parts = [self._map_part(part, removed) for part in self.facts["parts"]]
+        if any(int(after.ids(np.zeros(1, np.int64))[0]) <= before.last_id for before, after in pairwise(parts)):
+            raise damaged(self.path / "index.json", "its parts have ids in common", remedy(self.path))
+        self._use(parts)
 
     def _map_part(self, part: dict[str, Any], removed: np.ndarray) -> Part:
         n_bytes, n, first = -(-self.n_bits // 8), part["n"], part["first_id"]

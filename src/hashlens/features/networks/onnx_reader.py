@@ -1,7 +1,8 @@
 """ONNX reader: the bytes of a stranger's ONNX file in, a session out, once nothing in it can do more than compute.
 
-A graph may have only the operators that onnx_graph.py and export.py write, no graphs inside of nodes, no functions, and
-no tensors kept in other files. Protobuf is read here, field by field, since the package `onnx` need not be installed.
+A graph may have only the operators that onnx_graph.py, export.py and onnxruntime's quantiser write, no graphs inside of
+nodes, no functions, and no tensors kept in other files. Protobuf is read here, field by field, since the package `onnx`
+need not be installed.
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ from hashlens.features.extractor import Forward, one_core_session
 
 OPERATORS = {
     *("Add", "AveragePool", "Cast", "Clip", "Conv", "Flatten", "Gather", "Gemm", "GlobalAveragePool", "Identity"),
-    *("LRN", "MatMul", "MaxPool", "Mul", "Relu", "Sub", "Transpose"),
-    *("DequantizeLinear", "QuantizeLinear", "ReduceSum"),  # of the general model
+    *("DequantizeLinear", "LRN", "MatMul", "QuantizeLinear", "ReduceSum", "MaxPool", "Mul", "Relu", "Sub", "Transpose"),
 }
 # field: name, for all fields that we write; any other is refused
 MODEL = {
-    **{1: "ir_version", 2: "producer", 3: "producer", 4: "domain", 5: "model_version", 7: "graph", 8: "opset"},
-    14: "metadata",
+    1: "ir_version",
+    2: "producer",
+    3: "producer",
+    4: "domain",
+    5: "model_version",
+    7: "graph",
+    8: "opset",
+    14: "note",
 }
+NOTE = {1: "name", 2: "value"}
 GRAPH = {1: "node", 2: "name", 5: "initializer", 11: "input", 12: "output"}
 NODE = {1: "input", 2: "output", 3: "name", 4: "operator", 5: "attribute"}
 ATTRIBUTE = {1: "name", 2: "float", 3: "int", 4: "text", 7: "floats", 8: "ints", 20: "type"}
@@ -48,6 +55,8 @@ def safe_session(content: bytes, shape: tuple[int, ...], width: int) -> Forward:
 def _require_plain(content: bytes) -> None:
     graphs = 0
     for name, value in _fields(content, MODEL, "a model"):
+        if name == "note" and not bytes(dict(_fields(value, NOTE, "a note")).get("name", b"")).startswith(b"onnx."):
+            raise ValueError("it has notes that the quantiser does not write")
         if name == "graph":
             graphs += 1
             _require_plain_graph(value)
