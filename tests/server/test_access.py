@@ -354,7 +354,7 @@ def test_readiness_follows_the_index(own, made):
         before = manifest.read_text()
         manifest.write_text(before[:100])
         response = client.get("/readyz")
-        assert response.status_code == 503 and "not ready: the index in" in response.json()["detail"]
+        assert response.status_code == 503 and "index.json is damaged" in response.json()["detail"]
         assert client.post("/v1/search", json={"id": 5}).status_code == 200
         assert "hashlens_stale 1.0" in client.get("/metrics").text
         manifest.write_text(before)
