@@ -143,8 +143,8 @@ def test_other_projections_are_saved_beside_the_graph(shallow, images, tmp_path)
 @pytest.mark.parametrize(("size", "refused"), [(0.5, True), (3e-4, False)])
 def test_other_bits_make_another_model(shallow, images, tmp_path, monkeypatch, size, refused):
     """A few bits in 100,000 make it another model; more than one in a thousand refuse it."""
-    honest = export._append_projection
-    monkeypatch.setattr(export, "_append_projection", lambda graph, mean, W: honest(graph, mean * (1 + size), W))
+    honest = export.append_projection
+    monkeypatch.setattr(export, "append_projection", lambda graph, mean, W: honest(graph, mean * (1 + size), W))
     if refused:
         with pytest.raises(MismatchError, match=r"only \d\d\.\d\d% of the bits"):
             export_onnx(shallow / "itq", tmp_path / "out", as_images(images[0]), QUIET)

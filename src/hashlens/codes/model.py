@@ -146,15 +146,15 @@ class ModelFolder:
         Where both are known, the codes of a few fixed images are compared too: a model that was exported names the
         fingerprint of the one it came from, and might name any. Another machine may round a bit differently.
         """
+        if ours["fingerprint"] != given["fingerprint"]:
+            raise MismatchError(
+                f"{where} was made with {ours['name']} {ours['fingerprint'][:8]}…, you gave {given['name']}"
+                f" {given['fingerprint'][:8]}…; codes of two models cannot be mixed: use the same model"
+            )
         probes = [bytes.fromhex(model.get("probe", "")) for model in (ours, given)]
         n_wrong = sum((a ^ b).bit_count() for a, b in zip(*probes, strict=False))
         if all(probes) and (len(probes[0]) != len(probes[1]) or n_wrong > len(probes[0]) * 8 * OTHER_BITS):
             raise MismatchError(
                 f"{given['name']} says that it is the model that made {where}, but it gives other codes; use the model"
                 " itself, or export it again"
-            )
-        if ours["fingerprint"] != given["fingerprint"]:
-            raise MismatchError(
-                f"{where} was made with {ours['name']} {ours['fingerprint'][:8]}…, you gave {given['name']}"
-                f" {given['fingerprint'][:8]}…; codes of two models cannot be mixed: use the same model"
             )
