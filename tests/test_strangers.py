@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_networks import resealed
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import load_file, save_file
 
@@ -58,14 +59,6 @@ def models(tmp_path_factory):
     DTSH(8, backbone="small-cnn", image_size=16, training=training).fit(images, y).save(place / "images")
     export_onnx(place / "images", place / "exported", as_images(images), QUIET)
     return place
-
-
-def resealed(folder, config):
-    """As a stranger would write it: with checksums that are right."""
-    files = [name for name in ("model.safetensors",) if (folder / name).exists()]
-    if "files" in config and files:
-        config["files"] = {name: sha256(folder / name) for name in files}
-    write_sealed(folder / "config.json", config)
 
 
 def paths_in(value, at=()):

@@ -160,4 +160,4 @@ def test_the_second_time_nothing_is_computed(rng, folder, monkeypatch):
     monkeypatch.setattr(module, "VERSION", module.VERSION + 1)
     with pytest.raises(AssertionError, match="computed again"):
         image_features(ArrayImages(images), "gist")
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(folder.glob("*.npy"))) == 1

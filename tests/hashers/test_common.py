@@ -10,6 +10,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import hashlens
 from hashlens import DTSH, METHODS, Training, check_hasher, make_hasher
+from hashlens.checksums import read_sealed, write_sealed
 from hashlens.errors import DataError, UsageError
 from hashlens.hashers.checks import CHECKS, map_of
 from hashlens.hashers.methods import hasher_class
@@ -158,8 +159,8 @@ def test_a_class_of_ones_own(clusters, tmp_path):
         with pytest.raises(AssertionError, match="Careless fails the check 'same seed same codes'"):
             check_hasher(careless)
     Mine(8).fit(clusters[0]).save(tmp_path)
-    config = (tmp_path / "config.json").read_text(encoding="utf-8")
-    (tmp_path / "config.json").write_text(config.replace(":Mine", ":Gone"), encoding="utf-8")
+    config = read_sealed(tmp_path / "config.json")
+    write_sealed(tmp_path / "config.json", config | {"class": config["class"].replace(":Mine", ":Gone")})
     with pytest.raises(UsageError, match="import that class first"):
         hashlens.load(tmp_path)
     assert Mine.load(tmp_path).encode(clusters[0]).equals(Mine(8).fit(clusters[0]).encode(clusters[0]))

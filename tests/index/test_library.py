@@ -236,9 +236,8 @@ def test_from_the_command_line(photos, hashlens, tmp_path):
 
 def test_the_general_model_is_one_like_any_other():
     encoder = package.general()
-    assert (
-        encoder.model == ModelFolder.resolve("general").describe() == ModelFolder.find(encoder.model, Path()).describe()
-    )
+    found = ModelFolder.find(encoder.model, Path()).describe()
+    assert encoder.model == found | {"probe": encoder.probe} and found == ModelFolder.resolve("general").describe()
     assert encoder.model["name"] == "general" and sum(file.stat().st_size for file in GENERAL.iterdir()) < 8e6
     red, again, blue = (Image.new("RGB", (50, 40), colour) for colour in ("red", "red", "blue"))
     codes = encoder.encode([red, again, blue])
