@@ -44,7 +44,7 @@ def test_groups_are_those_of_separate_codes(tmp_path, rng):
 
     centres = rng.integers(0, 2, (3, 64))
     bits = np.repeat(centres, 20, axis=0) ^ (rng.random((60, 64)) < 0.05)
-    index = IndexFolder.create(tmp_path / "index", 64, {"name": "none", "fingerprint": "0"})
+    index = IndexFolder.create(tmp_path / "index", 64, {"name": "none", "fingerprint": "0" * 64})
     index.add(
         Codes.from_relaxed(bits.astype(bool)), pa.table({"path": [f"/images/{row:02d}.jpg" for row in range(60)]})
     )
