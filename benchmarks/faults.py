@@ -209,13 +209,13 @@ class Reader:
         theirs.close()
 
     def ask(self, name: str, path: Path) -> tuple[str, str]:
-        self.connection.send((name, path))
         try:
+            self.connection.send((name, path))
             if self.connection.poll(SECONDS):
                 return self.connection.recv()
             self.process.kill()
             found = ("crash", f"no answer within {SECONDS} seconds")
-        except EOFError:
+        except (EOFError, OSError):
             self.process.join()
             found = ("crash", f"exit code {self.process.exitcode}")
         self._start()
