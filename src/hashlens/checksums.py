@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import xxhash
 
 from hashlens.errors import DataError
 from hashlens.files import replacing, write_json
-from hashlens.schema import conform, parse_json, whole
+from hashlens.schema import conform, optional, parse_json, whole
 
 BLOCK = 1 << 16
 XXH3 = re.compile(r"[0-9a-f]{32}")
@@ -140,12 +140,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], facts: Mapping[str, st
         temporary.write_bytes(content)
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, str], bool]:
-    """The tensors of torch, the text about them, and whether they had a checksum; a ValueError if it is not theirs."""
+def read_tensors(path: Path, names: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, str], bool]:
+    """The tensors of torch, the text about them, and whether they had a checksum; a ValueError if it is not theirs.
+
+    `names` are those of the text. A file may have no checksum, since older ones have none, but nothing else in its
+    place: that would be a checksum whose name is damaged.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     content = bytearray(path.read_bytes())
+    conform(_header(content).get("__metadata__", {}), dict.fromkeys(names, str) | {optional(CHECKSUM): XXH3})
     at = _place_of_checksum(content)
     if at is not None:
         found = bytes(content[at : at + len(BLANK)])

@@ -272,7 +272,7 @@ class _State:
         assert self.checkpoint is not None
         path, now = self.checkpoint, json.loads(json.dumps(self.identity))
         try:
-            tensors, facts, _ = read_tensors(path)
+            tensors, facts, _ = read_tensors(path, ("position", "identity"))
             saved, position = conform(parse_json(facts["identity"]), dict, "identity"), facts["position"]
             at = conform(parse_json(position), POSITION, "position")
             if len(at["history"]) != at["epoch"] or not 0 < at["slower"] <= 1:
