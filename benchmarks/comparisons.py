@@ -24,8 +24,8 @@ TABLE1 = "sh,itq,splh,lfh,sdh,ksh,fasth"
 NETWORKS = "dtsh,dpsh,ninh,cnnh,dsrh,dsch,drsch,dlbhc,classifier,semantic,dh,dh-supervised"
 QUICK = "lsh,sikh,sh,bre,itq,isohash,agh,dgh,sgh,ccaitq,splh,lfh,sdh,rsh"
 SLOW = "mlh,ksh,fasth,cghash"
-FEATURES = f"dtsh,dpsh,cnnh,ninh,dsrh,dsch,drsch,dlbhc,classifier,semantic,dh,dh-supervised,{QUICK},ksh"
-SLOW_FEATURES = "mlh,fasth,cghash"
+FEATURES = f"dtsh,dpsh,cnnh,ninh,dsrh,dsch,drsch,dlbhc,classifier,{QUICK},ksh"
+SLOW_FEATURES = "mlh,fasth,cghash,semantic,dh,dh-supervised"
 MIRFLICKR = "mirflickr25k"
 # images of a user's own: many classes with few images, near-duplicates, several labels per image
 OWN = {"birds100": ["birds100"], "grocery81": ["grocery81"], "voc2007": ["voc2007/voc2007.csv", "--protocol", "split"]}
@@ -36,6 +36,7 @@ MIXUP = {"birds100": "mixup=0.2", "grocery81": "mixup=0.2", "voc2007": "mixup=0"
 
 # name of the result: arguments of hashlens compare
 RUNS = {
+    "cifar10-images": ["cifar10", "--methods", "dtsh", "--splits", "3"],
     "cifar10-gist": ["cifar10", "--methods", QUICK, "--features", "gist", "--seeds", "3", "--preset", "published"],
     "cifar10-gist-slow": ["cifar10", "--methods", SLOW, "--features", "gist", "--preset", "published"],
     "cifar10-gist-tuned": ["cifar10", "--methods", TABLE1, "--features", "gist"],

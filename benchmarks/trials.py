@@ -38,11 +38,17 @@ def grid(**values: list[Any]) -> list[dict[str, Any]]:
 
 TRIALS = {
     "dtsh": [
-        *grid(sampling=["in-batch", "class-codes"]),
+        *grid(sampling=["class-codes", "in-batch"]),
+        *grid(sampling=["class-codes"], head=["linear"], lr=[2e-3], head_lr=[5e-3]),
         *grid(sampling=["class-codes"], mixup=[0.0, 0.5]),
-        *grid(sampling=["class-codes"], adapt=[0.3]),
+        *grid(sampling=["class-codes"], lr=[5e-4, 2e-3]),
         *grid(sampling=["class-codes"], image_size=[136]),
-        *grid(sampling=["class-codes"], frozen_blocks=[14], lr=[1e-3]),
+    ],
+    "classifier": [
+        # in the blocks that DTSH trains, for as long
+        base | {"lr": lr, "head_lr": head_lr}
+        for base in grid(frozen_blocks=[16], images=[45_000], weight_decay=[0.1], adapt=[0.0], mixup=[0.2])
+        for lr, head_lr in ((1e-3, 2e-3), (2e-3, 5e-3))
     ],
     "ksh": [
         *grid(n_anchors=[1000], width=[1.0], ridge=[1e-6]),

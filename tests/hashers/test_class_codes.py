@@ -9,14 +9,18 @@ from slow_losses import BATCHES, differences, value_and_gradient
 from hashlens import DTSH, Training
 from hashlens.data.labels import Labels
 from hashlens.errors import UsageError
-from hashlens.hashers.deep.class_codes import class_codes, ridge_regression, separated
+from hashlens.hashers.deep.class_codes import class_codes, class_projection, ridge_regression, separated
 from hashlens.hashers.deep.dtsh import DTSHClassLoss
-from hashlens.hashers.deep.heads import Standardised
+from hashlens.hashers.deep.heads import Standardised, ThroughClasses, plain
 
 
 def distances(codes):
     found = (codes.shape[1] - codes @ codes.T) / 2
     return found[np.triu_indices(len(codes), 1)]
+
+
+def codes_of(X, y, n_bits, apart):
+    return class_codes(class_projection(X, Labels.of(y), n_bits, 0), Labels.of(y), apart)
 
 
 @pytest.fixture
@@ -49,7 +53,7 @@ def test_more_classes_than_codes(rng):
 
 def test_codes_follow_the_geometry_of_the_classes(many_classes):
     X, y, family = many_classes
-    codes = class_codes(X, Labels.of(y), 32, 4, 0)
+    codes = codes_of(X, y, 32, 4)
     assert codes.shape == (40, 32) and codes.dtype == np.float32 and set(np.unique(codes)) == {-1, 1}
     near = (family[:, None] == family)[np.triu_indices(40, 1)]
     assert distances(codes).min() >= 4
@@ -60,7 +64,7 @@ def test_codes_follow_the_geometry_of_the_classes(many_classes):
 def test_few_classes_and_sets_of_labels(rng, n_bits):
     X = rng.normal(size=(60, 5))
     sets = np.eye(3, dtype=bool)[rng.integers(0, 3, 60)] | (rng.random((60, 3)) < 0.3)
-    codes = class_codes(X, Labels.of(sets), n_bits, 2, 0)
+    codes = codes_of(X, sets, n_bits, 2)
     assert codes.shape == (3, n_bits) and distances(codes).min() >= 2
 
 
@@ -74,9 +78,27 @@ def test_regression(rng):
 
 def test_standardised_layer_as_a_plain_one(rng):
     features = torch.from_numpy(rng.normal(3, 5, (50, 7))).float()
-    layer = Standardised(features, 4)
-    assert layer.standardise(features).mean(0).abs().max() < 1e-5
+    features[:, 2] = 9  # always the same
+    layer = Standardised(features, rng.normal(size=(7, 4)), np.arange(4.0))
+    torch.testing.assert_close(layer(features).mean(0), torch.arange(4.0), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(layer.dense()(features), layer(features), rtol=1e-4, atol=1e-4)
+
+
+def test_bits_by_way_of_classes(many_classes, tmp_path):
+    X, y, _ = many_classes
+    seen = y < 30
+    hasher = DTSH(24, training=Training(epochs=15)).fit(X[seen], y[seen])
+    head = hasher.network_[-1]
+    assert isinstance(head, ThroughClasses) and head is plain(head)
+    x = torch.from_numpy(X).float()
+    p = torch.softmax(head.scores(x), 1)
+    torch.testing.assert_close(p @ head.codes.weight.T + head.direct(x), head(x))
+    hasher.save(tmp_path / "model")
+    assert np.array_equal(DTSH.load(tmp_path / "model").encode(X).packed, hasher.encode(X).packed)
+    # a class that is certain decides the bits
+    own = head.codes.weight.T[torch.from_numpy(y[seen])] > 0
+    assert ((head(x[seen]) > 0) == own).float().mean() > 0.97
+    assert DTSH(24, head="linear", training=Training(epochs=1)).fit(X[seen], y[seen]).n_classes_ == 0
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -116,7 +138,7 @@ def test_many_classes_with_few_images_each(many_classes):
 
 def test_a_single_image_per_class(rng):
     X = rng.normal(size=(12, 6))
-    codes = class_codes(X, Labels.of(np.arange(12)), 16, 3, 0)
+    codes = codes_of(X, np.arange(12), 16, 3)
     assert distances(codes).min() >= 3
     hasher = DTSH(16, training=Training(epochs=10)).fit(X, np.arange(12))
     assert hasher.sampling_ == "class-codes" and len(np.unique(hasher.encode(X).packed, axis=0)) == 12

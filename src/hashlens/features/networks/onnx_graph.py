@@ -98,6 +98,8 @@ class _Writer:
         if isinstance(m, nn.Linear):
             bias = [] if m.bias is None else [self.constant(m.bias)]
             return self.add("Gemm", x, self.constant(m.weight), *bias, transB=1)
+        if isinstance(m, nn.Softmax) and m.dim == 1:
+            return self.add("Softmax", x, axis=1)
         if isinstance(m, nn.Identity | nn.Dropout):
             return x
         if isinstance(m, Normalise):

@@ -18,7 +18,7 @@ from hashlens.features.extractor import Extractor, is_features
 from hashlens.features.networks import OWN, Network, build_blocks, describe_network, network_info
 from hashlens.features.networks.inference import choose_device, prepare_cpu, set_layout
 from hashlens.hashers.base import Hasher, never
-from hashlens.hashers.deep.heads import HEADS, Standardised, build_head
+from hashlens.hashers.deep.heads import HEADS, build_head, plain
 from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs, Windows
 from hashlens.hashers.deep.training import RECIPE, Training, fast_bfloat16, train
 from hashlens.hashers.losses import Loss
@@ -139,9 +139,8 @@ class DeepHasher(Hasher):
             stop=stop,
         )
         self._keep(loss)
-        if isinstance(self.network_[-1], Standardised):
-            with torch.random.fork_rng():
-                self.network_[-1] = self.network_[-1].cpu().dense()
+        with torch.random.fork_rng():  # new layers draw weights
+            self.network_[-1] = plain(self.network_[-1].cpu())
         set_layout(self.network_.to("cpu"), torch.contiguous_format).eval()
         if self.backbone_.startswith(OWN):
             self.probe_ = self._whole().probe
@@ -172,7 +171,10 @@ class DeepHasher(Hasher):
             weights = None if self.weights is None else Path(self.weights)
             blocks = build_blocks(self._network_of, pretrained, weights, description)
         self.n_features_in_ = n_features or self._count_features(blocks)
-        self.network_ = nn.Sequential(*blocks, build_head(self.head, self.n_features_in_, self._n_outputs))
+        self.network_ = nn.Sequential(*blocks, self._head())
+
+    def _head(self) -> nn.Module:
+        return build_head(self.head, self.n_features_in_, self._n_outputs)
 
     def _count_features(self, blocks: nn.Sequential) -> int:
         image = torch.zeros(1, self.image_size_, self.image_size_, 3, dtype=torch.uint8)

@@ -59,10 +59,10 @@ class DPSH(DeepHasher):
 
     def _start(self, network: nn.Sequential, inputs: Any, labels: Any, loss: Any, adapt: bool) -> None:
         if self.centre and self.head == "linear":
-            layer = Standardised(outputs_of(network[:-1], inputs, adapt), self.n_bits)
+            drawn = network[-1].state_dict()
+            features = outputs_of(network[:-1], inputs, adapt)
+            layer = Standardised(features, drawn["weight"].T.numpy(), drawn["bias"].numpy())
             layer.scale.fill_(1)  # features of unit variance were worse
-            for parameter, drawn in zip(layer.parameters(), network[-1].parameters(), strict=True):
-                parameter.data = drawn.data
             network[-1] = self.network_[-1] = layer
 
 

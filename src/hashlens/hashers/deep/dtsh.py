@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,13 +15,14 @@ from hashlens.data.triplets import clean_triplets
 from hashlens.errors import UsageError
 from hashlens.features.networks import Network
 from hashlens.hashers.deep.base import DeepHasher
-from hashlens.hashers.deep.class_codes import class_codes, ridge_regression
-from hashlens.hashers.deep.heads import Standardised
+from hashlens.hashers.deep.class_codes import class_codes, class_projection, ridge_regression
+from hashlens.hashers.deep.heads import HEADS, Standardised, ThroughClasses, build_head
 from hashlens.hashers.deep.inputs import outputs_of
 from hashlens.hashers.deep.likelihood import triplet_nll
 from hashlens.hashers.deep.training import released
 from hashlens.hashers.losses import Loss, quantisation_error, same_class
 from hashlens.progress import Progress, counted
+from hashlens.schema import conform, whole
 from hashlens.settings import setting
 
 # The authors' code draws 50 positives x 50 negatives x 9 other classes per query. lambda = 100 weighs the quantisation
@@ -29,9 +31,10 @@ TRIPLETS_PER_QUERY = 22_500
 DRAWS = 50  # positives, and negatives of each other class
 # triplets inside the batch are enough with this many images per class, on average, in a batch and in all
 PAIRS, MANY = 4, 200
+SHARPNESS = 8.0  # of the scores that training starts with, in favour of an image's class
 FEW = 50  # images per class, below which mixtures of images help
-# with class codes: longer and at a higher rate, and the statistics of a pretrained network stay as they are
-RECIPE = {"images": 45_000, "lr": 2e-3, "weight_decay": 0.1, "adapt": 0.0}
+# with class codes: longer, and the statistics of a pretrained network stay as they are
+RECIPE = {"images": 45_000, "lr": 1e-3, "head_lr": 2e-3, "weight_decay": 0.1, "adapt": 0.0}
 
 
 class Triplets(NamedTuple):
@@ -53,9 +56,16 @@ class DTSH(DeepHasher):
     one-cycle schedule; horizontal flips. The likelihood is a mean over triplets, not a sum. With
     sampling="published" the gradient is that of the authors' code up to a constant (see `DTSHBankLoss`). With
     sampling="class-codes" the positive and the negative of a triplet are codes of classes, which are computed first,
-    follow the geometry of the classes and stay fixed, theta is tanh(u) . code / 2, and the hash layer starts as the
-    regression on these codes (see class_codes.py): with many classes, a batch has few pairs of one class.
+    follow the geometry of the classes and stay fixed, theta is tanh(u) . code / 2, and the hash layer starts as a
+    regression (see class_codes.py): with many classes, a batch has few pairs of one class. Its hash layer then goes
+    through scores of the classes (see `ThroughClasses`), unless head="linear".
     """
+
+    head: str = setting(
+        "auto",
+        "hash layer on top of the backbone; auto: linear, as in the paper, and with class codes through the classes",
+        choices=("auto", *HEADS),
+    )
 
     alpha: float | None = setting(None, "margin in bits; none: the paper's n_bits / 2", low=0, search=(2.0, 48.0))
     lambda_: float = setting(
@@ -89,7 +99,13 @@ class DTSH(DeepHasher):
         decay = 5e-4 / per_image
         theirs = released(5e-4 * per_image, epochs=100, weight_decay=decay, step_epochs=20, step_factor=2 / 3)
         training = replace(theirs, **changes.pop("training", {}))
-        asked: dict[str, Any] = {"backbone": "cnn-f", "frozen_blocks": 0, "sampling": "published", **changes}
+        asked: dict[str, Any] = {
+            "backbone": "cnn-f",
+            "frozen_blocks": 0,
+            "sampling": "published",
+            "head": "linear",
+            **changes,
+        }
         return cls(n_bits, training=training, **asked)
 
     def fit(self, X: Any, y: Any = None, *, triplets: Any = None, **how: Any) -> Self:
@@ -111,6 +127,8 @@ class DTSH(DeepHasher):
 
     def _fit(self, X: Any, labels: Any, **how: Any) -> None:
         self.sampling_ = self._sampling_for(labels)
+        through_classes = self.head == "auto" and self.sampling_ == "class-codes"
+        self.n_classes_ = labels.n_classes if through_classes else 0
         if self.sampling == "auto" and isinstance(labels, Labels):
             formed = "inside each batch" if self.sampling_ == "in-batch" else "with the codes of classes"
             n_classes = counted(int((labels.counts() > 0).sum()), "class")
@@ -148,7 +166,7 @@ class DTSH(DeepHasher):
             return super()._recipe(labels, pretrained)
         counts = labels.counts()
         mixup = 0.2 if counts.sum() < FEW * (counts > 0).sum() else 0.0
-        return RECIPE | {"mixup": mixup} | ({} if pretrained else {"lr": 1e-3, "adapt": 1.0})
+        return RECIPE | {"mixup": mixup} | ({} if pretrained else {"head_lr": 5e-3, "adapt": 1.0})
 
     def _n_frozen(self, info: Network, n_blocks: int) -> int:
         """With class codes, all but the last two blocks: there are few images per class."""
@@ -157,10 +175,16 @@ class DTSH(DeepHasher):
         return super()._n_frozen(info, n_blocks)
 
     def _chosen(self) -> dict[str, Any]:
-        return super()._chosen() | {"sampling": self.sampling_}
+        return super()._chosen() | {"sampling": self.sampling_, "n_classes": self.n_classes_}
+
+    def _head(self) -> nn.Module:
+        if self.n_classes_:
+            return ThroughClasses(self.n_features_in_, self.n_classes_, self.n_bits)
+        return build_head("linear" if self.head == "auto" else self.head, self.n_features_in_, self.n_bits)
 
     def _restore(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         self.sampling_ = config["sampling"]
+        self.n_classes_ = conform(config.get("n_classes", 0), whole(0, 1_000_000), "n_classes")
         super()._restore(config, arrays)
 
     def _start(self, network: nn.Sequential, inputs: Any, labels: Any, loss: Any, adapt: bool) -> None:
@@ -168,15 +192,21 @@ class DTSH(DeepHasher):
         if not isinstance(loss, DTSHClassLoss):
             return
         features = outputs_of(network[:-1], inputs, adapt)
-        layer = Standardised(features, self.n_bits)
-        standardised = layer.standardise(features).double().numpy()
-        apart = self.apart or max(1, round(self.n_bits / 6))
-        codes = class_codes(standardised, labels, self.n_bits, apart, self.random_state)
+        standardised = StandardScaler().fit_transform(features.double().numpy())
+
+        def regression(targets: np.ndarray) -> Standardised:
+            return Standardised(features, *ridge_regression(standardised, targets))
+
+        projected = class_projection(standardised, labels, self.n_bits, self.random_state)
+        codes = class_codes(projected, labels, self.apart or max(1, round(self.n_bits / 6)))
         loss.codes.copy_(torch.from_numpy(codes))
-        if isinstance(network[-1], nn.Linear):
-            targets = (labels.matrix() @ codes).clip(-1, 1)  # of several labels, what most of them agree on
-            layer.set(*ridge_regression(standardised, targets))
-            network[-1] = self.network_[-1] = layer
+        has = labels.matrix()
+        bits = regression((has @ codes).clip(-1, 1))  # of several labels, what most of them agree on
+        if isinstance(network[-1], ThroughClasses):
+            shares = has / np.maximum(has.sum(1, keepdims=True), 1)
+            network[-1].start(regression(SHARPNESS * shares), bits, codes)
+        elif isinstance(network[-1], nn.Linear):
+            network[-1] = self.network_[-1] = bits
 
 
 class DTSHLoss(Loss):

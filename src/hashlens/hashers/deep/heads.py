@@ -15,6 +15,7 @@ HEADS = {
 HASH_LAYER_STD = 0.01
 HIDDEN = 1024  # units between the two layers
 PER_BIT = 50  # units per bit of divide-and-encode
+PULL = 2.0  # of the code of a class that is certain; bits are learned to be near -1 and 1
 
 
 class OwnValues(nn.Module):
@@ -45,21 +46,18 @@ class Standardised(nn.Linear):
     mean: torch.Tensor
     scale: torch.Tensor
 
-    def __init__(self, features: torch.Tensor, n_bits: int):
-        super().__init__(features.shape[1], n_bits)
+    def __init__(self, features: torch.Tensor, weights: np.ndarray, bias: np.ndarray):
+        """`features` are those to be standardised, `weights` (d, n) and `bias` (n,) where learning starts."""
+        super().__init__(*weights.shape)
+        scale = features.std(0, correction=0)
         self.register_buffer("mean", features.mean(0))
-        self.register_buffer("scale", features.std(0, correction=0).clamp(min=1e-6))
-
-    def set(self, weights: np.ndarray, bias: np.ndarray) -> None:
+        self.register_buffer("scale", torch.where(scale > 1e-6, scale, 1.0))
         with torch.no_grad():
             self.weight.copy_(torch.from_numpy(weights.T))
             self.bias.copy_(torch.from_numpy(bias))
 
-    def standardise(self, x: torch.Tensor) -> torch.Tensor:
-        return (x - self.mean) / self.scale
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(self.standardise(x))
+        return super().forward((x - self.mean) / self.scale)
 
     def dense(self) -> nn.Linear:
         layer = nn.Linear(self.in_features, self.out_features)
@@ -67,6 +65,39 @@ class Standardised(nn.Linear):
         layer.weight = nn.Parameter(weight.float())
         layer.bias = nn.Parameter((self.bias.detach() - weight @ self.mean.double()).float())
         return layer
+
+
+class ThroughClasses(nn.Module):
+    """Bits by way of classes: u = PULL sum_c p_c code_c + W x, with p the softmax of one score per class.
+
+    A bit that separates half of a hundred classes from the others is hard to learn for one linear unit; a score per
+    class is not. An image whose class is clear gets the code of that class; where none is, the sum is small and the
+    linear layer W decides. The codes are fixed.
+    """
+
+    def __init__(self, n_features: int, n_classes: int, n_bits: int):
+        super().__init__()
+        self.scores: nn.Linear = nn.Linear(n_features, n_classes)
+        self.softmax = nn.Softmax(1)
+        self.codes = nn.Linear(n_classes, n_bits, bias=False).requires_grad_(False)
+        self.direct: nn.Linear = nn.Linear(n_features, n_bits)
+
+    def start(self, scores: Standardised, direct: Standardised, codes: np.ndarray) -> None:
+        self.scores, self.direct = scores, direct
+        self.codes.weight.copy_(torch.from_numpy(PULL * codes.T))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.codes(self.softmax(self.scores(x))) + self.direct(x)
+
+
+def plain(head: nn.Module) -> nn.Module:
+    """The head with its standardised layers written as layers on features as they are."""
+    if isinstance(head, Standardised):
+        return head.dense()
+    for name, layer in head.named_children():
+        if isinstance(layer, Standardised):
+            setattr(head, name, layer.dense())
+    return head
 
 
 def build_head(kind: str, n_features: int, n_bits: int) -> nn.Module:

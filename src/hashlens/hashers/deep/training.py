@@ -31,7 +31,14 @@ from hashlens.settings import check, setting
 COLUMNS = ["epoch", "loss", "active", "quantisation", "dead_bits", "lr", "seconds"]
 TRIES = 3  # after a NaN or infinite loss
 # what settings that are none stand for, unless the method has a recipe of its own
-RECIPE: dict[str, Any] = {"images": 30_000, "lr": 1e-3, "weight_decay": 1e-4, "adapt": 1.0, "mixup": 0.0}
+RECIPE: dict[str, Any] = {
+    "images": 30_000,
+    "lr": 1e-3,
+    "head_lr": 5e-3,
+    "weight_decay": 1e-4,
+    "adapt": 1.0,
+    "mixup": 0.0,
+}
 REAL = (float, whole())
 POSITION = {  # as a checkpoint has it
     **{"epoch": whole(), "step": whole(), "slower": REAL, "tries": whole(0, TRIES), "sums": dict, "ones": [whole()]},
@@ -51,7 +58,7 @@ class Training:
     )
     optimizer: str = setting("adamw", "optimizer", choices=("adamw", "sgd", "rmsprop"))
     lr: float | None = setting(None, "learning rate of the pretrained blocks", above=0, search=(1e-4, 5e-3))
-    head_lr: float = setting(5e-3, "learning rate of the hash layer", above=0, search=(1e-3, 5e-2))
+    head_lr: float | None = setting(None, "learning rate of the hash layer", above=0, search=(1e-3, 5e-2))
     weight_decay: float | None = setting(None, "weight decay", low=0, search=(1e-4, 1.0))
     schedule: str = setting("one-cycle", "learning rate schedule", choices=("one-cycle", "step"))
     step_epochs: int = setting(20, "epochs between steps of the step schedule", low=1)
