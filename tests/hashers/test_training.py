@@ -624,7 +624,7 @@ def test_figures_against_a_loop(clusters):
 def test_metrics_csv(clusters, tmp_path):
     X, y = clusters
     hasher = DTSH(8, training=FAST).fit(X, y, run=tmp_path)
-    assert COLUMNS == ["epoch", "loss", "active", "quantisation", "dead_bits", "lr", "seconds"]
+    assert COLUMNS == ["epoch", "loss", "active", "gradient", "quantisation", "dead_bits", "lr", "seconds"]
     with (tmp_path / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == COLUMNS and [row["epoch"] for row in rows] == ["1", "2", "3"]

@@ -38,6 +38,7 @@ DASHES: tuple[Any, ...] = ("solid", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5,
 CURVES = {
     "loss": "Loss",
     "active": "Active triplets",
+    "gradient": "Mean gradient of an image",
     "quantisation": "Quantisation error",
     "dead_bits": "Dead bits",
 }

@@ -28,7 +28,7 @@ from hashlens.progress import Progress, duration
 from hashlens.schema import conform, parse_json, whole
 from hashlens.settings import check, setting
 
-COLUMNS = ["epoch", "loss", "active", "quantisation", "dead_bits", "lr", "seconds"]
+COLUMNS = ["epoch", "loss", "active", "gradient", "quantisation", "dead_bits", "lr", "seconds"]
 TRIES = 3  # after a NaN or infinite loss
 # what settings that are none stand for, unless the method has a recipe of its own
 RECIPE: dict[str, Any] = {
@@ -186,6 +186,7 @@ def train(
                 x, others = mixed(x, x[others], share), rows[others]
             with torch.autocast(device, torch.bfloat16, enabled=how.precision == "bfloat16"):
                 u = network(x).float()
+            u.retain_grad()
             value = share * loss(u, None if values is None else values[rows], rows)
             if share < 1:
                 value = value + (1 - share) * loss(u, values[others], others)
@@ -194,7 +195,7 @@ def train(
             state.optimizer.zero_grad(set_to_none=True)
             value.backward()
             state.optimizer.step()
-            _count(at, u.detach(), value.item(), loss.figures, len(rows))
+            _count(at, u, value.item(), loss.figures)
             at.step = step + 1
             if stop() and at.step < len(batches):
                 at.seconds = time.monotonic() - started
@@ -363,9 +364,12 @@ def _batches(n: int, labels: Labels | None, training: Training, rng: np.random.G
     return np.array_split(order, max(1, n // size))
 
 
-def _count(at: Position, u: torch.Tensor, value: float, figures: dict[str, float], n: int) -> None:
+def _count(at: Position, u: torch.Tensor, value: float, figures: dict[str, float]) -> None:
+    n, slope = len(u), u.grad
+    u = u.detach()
     quantisation = (u.abs() - 1).square().mean().item()
-    for name, x in ({"loss": value, "quantisation": quantisation} | figures).items():
+    gradient = math.nan if slope is None else slope.norm(dim=1).sum().item()  # of an image's own loss, not the mean's
+    for name, x in ({"loss": value, "quantisation": quantisation, "gradient": gradient} | figures).items():
         at.sums[name] = at.sums.get(name, 0.0) + x * n
     at.sums["n"] = at.sums.get("n", 0) + n
     ones = (u > 0).sum(0).tolist()
@@ -376,7 +380,7 @@ def _row(at: Position, lr: float, seconds: float) -> dict[str, float]:
     n = at.sums["n"]
     # a bit that is the same for nearly every image carries no information
     dead = sum(min(count, n - count) < 0.01 * n for count in at.ones)
-    means = {name: at.sums.get(name, math.nan) / n for name in ("loss", "active", "quantisation")}
+    means = {name: at.sums.get(name, math.nan) / n for name in ("loss", "active", "gradient", "quantisation")}
     return {"epoch": at.epoch + 1, **means, "dead_bits": dead, "lr": lr, "seconds": seconds}
 
 
