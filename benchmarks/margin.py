@@ -3,8 +3,8 @@
     python -m benchmarks.margin
 
 CIFAR-10, setting 1 with 10,000 of its database images, 32 bits, hash layer on fixed features of EfficientNet-Lite0,
-alpha from 0 to half the bits. The paper's regime: its sampling, plain SGD with its rates, 100 epochs. Ours: all triplets
-of a batch, AdamW with one cycle. The mean gradient is the norm of the gradient of an image's own loss by its outputs.
+alpha from 0 to half the bits. The paper's regime: its sampling, plain SGD with its rates, 100 epochs. Ours: all
+triplets of a batch, AdamW with one cycle. The mean gradient is the norm of that of an image's own loss by its outputs.
 
 Writes benchmarks/results/margin.json, a finished run at a time, and docs/figures/margin.png.
 """
@@ -60,11 +60,10 @@ class Watch:
 def main() -> None:
     source = open_source("cifar10", progress=print)
     protocol = make_protocol(source, "cifar10-1")
-    features = image_features(source.images, "deep", progress=Progress())
-    train, query, database = (
-        np.asarray(features[rows]) for rows in (protocol.train, protocol.query, protocol.database)
-    )
-    labels = [source.labels[rows] for rows in (protocol.train, protocol.query, protocol.database)]
+    parts = [protocol.train, protocol.query, np.random.default_rng(0).choice(protocol.database, 10_000, replace=False)]
+    images = [source.images[rows].alone() for rows in parts]
+    train, query, database = (image_features(part, "deep", progress=Progress()) for part in images)
+    labels = [source.labels[rows] for rows in parts]
     found: dict[str, Any] = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else {}
     for regime in NAMES:
         for alpha in ALPHAS:
