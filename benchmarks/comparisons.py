@@ -25,7 +25,7 @@ NETWORKS = "dtsh,dpsh,ninh,cnnh,dsrh,dsch,drsch,dlbhc,classifier,semantic,dh,dh-
 QUICK = "lsh,sikh,sh,bre,itq,isohash,agh,dgh,sgh,ccaitq,splh,lfh,sdh,rsh"
 SLOW = "mlh,ksh,fasth,cghash"
 FEATURES = f"dtsh,dpsh,cnnh,ninh,dsrh,dsch,drsch,dlbhc,classifier,{QUICK},ksh"
-SLOW_FEATURES = "mlh,fasth,cghash,semantic,dh,dh-supervised"
+SLOW_FEATURES = "mlh,fasth,cghash,dh,dh-supervised"
 MIRFLICKR = "mirflickr25k"
 # images of a user's own: many classes with few images, near-duplicates, several labels per image
 OWN = {"birds100": ["birds100"], "grocery81": ["grocery81"], "voc2007": ["voc2007/voc2007.csv", "--protocol", "split"]}
@@ -53,7 +53,11 @@ RUNS = {
     },
     **{
         f"{name}-{kind}": [f"{name}.npy", "--methods", methods, *SPLITS, "--protocol", "split"]
-        for kind, methods in (("features", FEATURES), ("features-slow", SLOW_FEATURES))
+        for kind, methods in (
+            ("features", FEATURES),
+            ("features-slow", SLOW_FEATURES),
+            ("features-semantic", "semantic"),
+        )
         for name in OWN
     },
     **{

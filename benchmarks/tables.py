@@ -90,7 +90,8 @@ def comparison(name: str) -> str:
 
 def own(name: str) -> str:
     """All methods on images of a user's own: networks trained on images, then methods on fixed features."""
-    paths = [RESULTS / "comparison" / f"{name}-{kind}.json" for kind in ("images", "features", "features-slow")]
+    kinds = ("images", "features", "features-slow", "features-semantic")
+    paths = [RESULTS / "comparison" / f"{name}-{kind}.json" for kind in kinds]
     first, *others = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
     rows = first["rows"] + sorted(
         [row | {"features": "fixed"} for result in others for row in result["rows"]],
