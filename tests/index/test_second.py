@@ -186,7 +186,7 @@ def test_a_codes_folder_holds_both(tmp_path):
     folder = CodesFolder.open(tmp_path)
     assert folder.concatenated()[0].equals(codes)
     assert open_index(tmp_path).second_bits == SECOND_BITS
-    with pytest.raises(MismatchError, match="has second codes of 37 bits, these codes of 0"):
+    with pytest.raises(MismatchError, match="has second codes of 37 bits, these of 0"):
         folder.append(slice(40, 80), codes.first, items_of(40, 40))
     file = tmp_path / "shard-000000000.second.npy"
     file.write_bytes(file.read_bytes()[:-1])

@@ -52,7 +52,7 @@ REPLACEABLE = re.compile(
 ANOTHER = "choose another --out"
 AGAIN = "rerun the same hashlens encode command to make it again"
 ROWS = whole(0, 2**40)
-SCHEMA = {
+SCHEMA: dict[Any, Any] = {
     "format": FORMAT,
     "n_bits": whole(1, 65_536),
     optional("second_bits"): whole(1, 65_536),  # absent without second codes
@@ -64,7 +64,11 @@ SCHEMA = {
     "done": bool,
     "shards": [
         {
-            **{"start": ROWS, "stop": ROWS, "n": ROWS, "codes_sha256": SHA256, "items_sha256": SHA256},
+            "start": ROWS,
+            "stop": ROWS,
+            "n": ROWS,
+            "codes_sha256": SHA256,
+            "items_sha256": SHA256,
             optional("second_sha256"): SHA256,
         }
     ],
@@ -312,13 +316,13 @@ class CodesFolder:
             raise DataError(f"{len(codes):,} codes and {len(items):,} images do not match; give one row per code")
         if codes.second_bits != self.second_bits:
             raise MismatchError(
-                f"{self.path} has second codes of {self.second_bits} bits, these codes of {codes.second_bits}; {ANOTHER}"
+                f"{self.path} has second codes of {self.second_bits} bits, these of {codes.second_bits}; {ANOTHER}"
             )
         shard = Shard(self.path, self.n_bits, self.second_bits, rows.start, rows.stop, len(codes), "", "")
         contents = [_npy(codes), parquet(_items(items)), *([_npy(codes.second)] if codes.second is not None else [])]
         digests = [_write(path, content) for path, content in zip(shard.files, contents, strict=True)]
-        names = ("codes_sha256", "items_sha256", "second_sha256")
-        shard = replace(shard, **dict(zip(names, digests, strict=False)))
+        codes_sha256, items_sha256, *second = digests
+        shard = replace(shard, codes_sha256=codes_sha256, items_sha256=items_sha256, second_sha256="".join(second))
         self._skip(items["path"].to_pylist(), skipped)
         self.shards = sorted([*self.shards, shard], key=lambda shard: shard.start)
         self._commit()
@@ -391,8 +395,8 @@ def _read_manifest(file: Path) -> dict[str, Any]:
 def write_codes(path: Path, codes: Codes, items: pa.Table, model: dict[str, str], source: str | None = None) -> None:
     """Write codes that are in memory as a finished codes folder; an existing one is replaced."""
     (path / MANIFEST).unlink(missing_ok=True)
-    lengths = {"n_bits": codes.n_bits, "second_bits": codes.second_bits}
-    folder = CodesFolder.create(path, **lengths, model=model, source=source)
+    n_bits, second_bits = codes.n_bits, codes.second_bits
+    folder = CodesFolder.create(path, n_bits=n_bits, second_bits=second_bits, model=model, source=source)
     folder.extend(items)
     folder.append(slice(0, len(codes)), codes, items)
     folder.finish()

@@ -344,7 +344,7 @@ class Hasher(Declared, ScikitLearn):
         return self.second_projection_.shape[1] if hasattr(self, "second_projection_") else 0
 
     def _learn_second(self, features: np.ndarray) -> None:
-        """Learn `second_mean_` (d,) and `second_projection_` (d, second_bits) from the features under the hash layer."""
+        """Learn `second_mean_` (d,) and `second_projection_` (d, second_bits) from the features below the code."""
         from hashlens.hashers.second import learn_second
 
         if self.second_bits:

@@ -115,8 +115,9 @@ def _open(path: Path, opened: Source, model: _Model, progress: Progress, kept: b
         index = None
     if index is None:
         n_bits, second_bits = model.encoder.n_bits, model.encoder.second_bits
-        how = {"second_bits": second_bits, "source": opened.address, "option": "--index"}
-        return IndexFolder.create(path, n_bits, model.facts, **how)
+        return IndexFolder.create(
+            path, n_bits, model.facts, second_bits=second_bits, source=opened.address, option="--index"
+        )
     if (found := index.facts.get("source")) != opened.address:
         what = f"the index of {found}" if found else "an index that was built from codes"
         raise MismatchError(f"{path} is {what}, not of {opened.address}; choose another --index")

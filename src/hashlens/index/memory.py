@@ -1,8 +1,8 @@
 """`HammingIndex`: exact search by reading all codes, in memory or in memory maps, or fewer where a tree helps."""
 
 import threading
-from functools import cached_property
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -299,8 +299,8 @@ class HammingIndex(Index):
         seconds = None if codes.second is None else np.ascontiguousarray(codes.second.packed)
 
         def nearest(rows: slice, distances: np.ndarray, ids: np.ndarray, share: int = 0, n_shares: int = 1) -> int:
-            second = {} if seconds is None else {"seconds": seconds[rows], "second_bits": self.second_bits}
-            return kernels().nearest(view, queries[rows], self.n_bits, distances, ids, share, n_shares, **second)
+            second = (None, 0) if seconds is None else (seconds[rows], self.second_bits)
+            return kernels().nearest(view, queries[rows], self.n_bits, distances, ids, share, n_shares, *second)
 
         every = slice(0, len(codes))
         if len(codes) <= QUERIES and (view.n_bytes < SHARED or n_threads() == 1):

@@ -2,7 +2,8 @@
 
 What has a copy is restored from it, and tables from the codes. Damaged codes are taken from the codes folder or made
 again from the images; damaged paths and labels are those of the codes folder whose codes are the same. What cannot be
-restored leaves the index and is counted; but where only second codes cannot be restored, the index goes on without any. Ids stay the same, except where they themselves are lost.
+restored leaves the index and is counted; but where only second codes cannot be restored, the index goes on without any.
+Ids stay the same, except where they themselves are lost.
 """
 
 from __future__ import annotations
@@ -183,7 +184,8 @@ class _Given:
         if not self.folders:
             return self._encoded(items)
         places = {path: row for row, path in enumerate(items["path"].to_pylist())}
-        found, last = [], np.full(len(items), -1)  # codes, and which of them is the last of each image
+        found: list[Codes] = []
+        last = np.full(len(items), -1)  # which of them is the last of each image
         for shard in shards_in_order(self.folders):
             codes, table = shard.load()
             rows = [row for row, path in enumerate(table["path"].to_pylist()) if path in places]

@@ -11,7 +11,6 @@ from torch import fx, nn
 from hashlens.data.resize import bicubic
 from hashlens.features.networks.normalise import Normalise
 
-
 OUTPUTS = ("output", "second")  # of the hash layer, and of the second code
 
 

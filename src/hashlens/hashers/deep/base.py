@@ -232,7 +232,7 @@ class DeepHasher(Hasher):
         network = self.network_
         if self.second_bits_:
             head = BothCodes(network[-1], self.second_mean_, self.second_projection_)
-            network = nn.Sequential(*network[:-1], head)
+            network = nn.Sequential(*list(network)[:-1], head)
         return Extractor.of_network(network, self.image_size_, cut=cut, device=self.training.device)
 
     def _project(self, X: np.ndarray) -> np.ndarray:
