@@ -1,8 +1,8 @@
 """Encoder: a model and images in, codes out. The only way from an image to its code.
 
 Extractor -> mean with the mirror image, if the model asks for it -> projection -> bit 1 where > 0. A second code,
-if the model has one, is a further projection of the same features in the same pass. The code of an image does not depend on
-the images beside it, on the number of threads, or on what the pixels were stored in.
+if the model has one, is a further projection of the same features in the same pass. The code of an image
+does not depend on the images beside it, on the number of threads, or on what the pixels were stored in.
 """
 
 from __future__ import annotations

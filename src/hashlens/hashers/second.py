@@ -27,7 +27,7 @@ def learn_second(features: np.ndarray, n_bits: int, random_state: int) -> tuple[
 
 
 def _principal_directions(X: np.ndarray, n: int) -> np.ndarray:
-    """The same as `principal_directions`; with fewer rows than columns, in the space of the rows, which is far faster."""
+    """The same as `principal_directions`; with fewer rows than columns far faster, in their space."""
     if len(X) >= X.shape[1]:
         return principal_directions(X, n)
     basis = linalg.qr(X.T, mode="economic")[0]

@@ -229,14 +229,15 @@ def evaluate_ranking(
 
 def _by_both(ranking: Ranking, query: Codes, database: Codes, query_labels: Labels, database_labels: Labels) -> Ranking:
     """The stable order where equal distances are ordered by the second code first, one query at a time."""
-    assert query.second is not None and database.second is not None
+    asked, searched = query.second, database.second
+    assert asked is not None and searched is not None
     k = min(ranking.topk or len(database), len(database))
     at = np.array([*ranking.at, k])
     found, sums = np.zeros((len(query), len(at)), np.int64), np.zeros(len(query))
 
     def work(row: int) -> None:
         apart = distances(query[row].first, database.first)[0].astype(np.int64) * (query.second_bits + 1)
-        apart += distances(query.second[row], database.second)[0]
+        apart += distances(asked[row], searched)[0]
         hits = relevant(query_labels[[row]], database_labels)[0][np.argsort(apart, kind="stable")]
         so_far = hits.cumsum()
         found[row] = so_far[at - 1]
