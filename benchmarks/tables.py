@@ -303,6 +303,29 @@ def copies_tuning() -> str:
     return "\n".join(rows)
 
 
+def second() -> str:
+    """What `python -m benchmarks.second --write` measured."""
+    found = json.loads((RESULTS / "speed" / "second.json").read_text(encoding="utf-8"))
+    lines = ["| distinct first codes | by first | by both | by second | both / first |", "|---:|---:|---:|---:|---:|"]
+    for cell in found["cells"]:
+        times = " | ".join(f"{cell[by]:.2f} ms" for by in ("first", "both", "second"))
+        lines.append(f"| {cell['distinct']:,} | {times} | {cell['both'] / cell['first']:.1f} |")
+    return "\n".join(lines)
+
+
+def ties() -> str:
+    """What `python -m benchmarks.ties` measured."""
+    found = json.loads((RESULTS / "ties.json").read_text(encoding="utf-8"))
+    lines = ["| classes | score | by first | by both | by second |", "|---|---|---:|---:|---:|"]
+    for classes in ("seen", "unseen"):
+        own = found[classes]
+        maps = [own["map"], own["map_both"], own["map_second"]]
+        precisions = [own[f"precision_{by}"] for by in ("first", "both", "second")]
+        for score, values in (("MAP", maps), ("precision at 10", precisions)):
+            lines.append(f"| {classes} | {score} | " + " | ".join(f"{value:.3f}" for value in values) + " |")
+    return "\n".join(lines)
+
+
 def _time(result: dict[str, Any]) -> str:
     return f"{duration(result['seconds']['total'])}, {result['machine']['threads']}"
 
@@ -326,6 +349,8 @@ TABLES = {
     "nuswide": nuswide,
     "copies": copies,
     "copies-tuning": copies_tuning,
+    "second": second,
+    "ties": ties,
 }
 
 

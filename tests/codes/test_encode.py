@@ -199,7 +199,7 @@ def test_a_table_keeps_its_order_and_labels(hasher, photos, tmp_path):
 class Rough:
     """An encoder that is no hasher: the mean of each row of a small image."""
 
-    n_bits = 8
+    n_bits, second_bits = 8, 0
     model = {"fingerprint": "ab" * 32, "name": "rough"}  # noqa: RUF012
 
     def codes(self, images, advance=None):
@@ -437,7 +437,7 @@ class Wrapped:
 
     def __init__(self, hasher, before):
         self.encoder, self.before = Encoder.of(hasher), before
-        self.n_bits, self.model = hasher.n_bits, self.encoder.model
+        self.n_bits, self.second_bits, self.model = hasher.n_bits, 0, self.encoder.model
 
     def codes(self, images, advance=None):
         self.before(images)

@@ -75,7 +75,7 @@ def test_no_image_is_checked_twice(images):
     seen = []
 
     class Spy:
-        n_bits = 100
+        n_bits, second_bits = 100, 0
 
         def codes(self, view, advance):
             seen.extend(image.tobytes() for image in view.read(np.arange(len(view)), 16))

@@ -520,3 +520,28 @@ def test_mismatched_inputs_are_refused():
         evaluate_ranking(query[:0], database, query_labels[:0], database_labels)
     with pytest.raises(DataError, match="the database is empty"):
         evaluate_ranking(query, database[:0], query_labels, database_labels[:0])
+
+
+def test_ties_ordered_by_the_second_code(rng):
+    """The order of (distance, second distance, row), by sorting; the first code's own MAP does not change."""
+
+    def codes(n):
+        second = Codes.from_relaxed(rng.normal(size=(n, 20)))
+        return Codes(Codes.from_relaxed(rng.normal(size=(n, 3))).packed, 3, second)
+
+    query, database = codes(12), codes(150)
+    labels = rng.integers(0, 3, 12), rng.integers(0, 3, 150)
+    scores = evaluate_codes(query, database, *labels, precision_at=[10])
+    plain = evaluate_codes(query.first, database.first, *labels, precision_at=[10])
+    assert scores["map"] == plain["map"] and plain["map_both"] is None and plain["map_second"] is None
+    alone = evaluate_codes(query.second, database.second, *labels)
+    assert scores["map_second"] == alone["map"]
+    ap, precision = [], []
+    for row in range(12):
+        first = (query.signs()[row] != database.signs()).sum(axis=1)
+        second = (query.second.signs()[row] != database.second.signs()).sum(axis=1)
+        hits = labels[1][np.lexsort((np.arange(150), second, first))] == labels[0][row]
+        ap.append(np.mean([hits[: i + 1].mean() for i in np.flatnonzero(hits)]))
+        precision.append(hits[:10].mean())
+    assert scores["map_both"] == pytest.approx(np.mean(ap))
+    assert scores["precision_both_at_10"] == pytest.approx(np.mean(precision))

@@ -24,6 +24,7 @@ from starlette.exceptions import HTTPException
 
 from hashlens import Codes
 from hashlens.errors import UsageError
+from hashlens.index.catalog import Catalog
 from hashlens.index.folder import IndexFolder
 from hashlens.search import Searcher, open_searcher
 from hashlens.server.access import Access
@@ -481,3 +482,28 @@ def test_the_document_says_what_is_answered(client):
     """Every status that the tests here meet is in the OpenAPI document of its address."""
     responses = client.get("/openapi.json").json()["paths"]["/v1/search"]["post"]["responses"]
     assert {"200", "400", "404", "409", "413", "415", "422", "503"} <= set(responses)
+
+
+def test_searches_by_both_codes(tmp_path, rng):
+    """The default where there are second codes; a code in hex may be followed by the second."""
+    second = Codes.from_relaxed(rng.normal(size=(50, 40)))
+    codes = Codes(Codes.from_relaxed(rng.normal(size=(50, 2))).packed, 2, second)
+    index = Catalog(tmp_path, 2, {"fingerprint": "ab" * 32, "name": "test"}, second_bits=40)
+    index.add(codes, pa.table({"path": [f"{i}.jpg" for i in range(50)]}))
+    with TestClient(create_app(Searcher(index)), base_url="http://127.0.0.1") as client:
+        assert client.get("/v1/info").json()["second_bits"] == 40
+        found = client.post("/v1/search", json={"id": 3}).json()
+        assert (found["by"], found["n_bits"]) == ("both", 2)
+        order = [(hit["distance"], hit["second_distance"], hit["id"]) for hit in found["hits"]]
+        assert order == sorted(order) and order[0] == (0, 0, 3)
+        again = client.post("/v1/search", json={"code": found["query"]["code"] + found["query"]["second"]}).json()
+        assert again["hits"] == found["hits"]
+        alone = client.post("/v1/search", json={"id": 3, "by": "second", "histogram": True}).json()
+        assert (alone["by"], alone["n_bits"], len(alone["histogram"])) == ("second", 40, 41)
+        first = client.post("/v1/search", json={"id": 3, "by": "first"}).json()
+        assert [(hit["distance"], hit["id"]) for hit in first["hits"]] == sorted(
+            (hit["distance"], hit["id"]) for hit in first["hits"]
+        )
+        wrong = client.post("/v1/search", json={"code": found["query"]["code"], "by": "both"})
+        assert wrong.status_code == 422 and "this query has no second code" in wrong.json()["detail"]
+        assert client.post("/v1/search", json={"id": 3, "by": "third"}).status_code == 422

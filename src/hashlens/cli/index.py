@@ -32,6 +32,9 @@ def build(
     codes: CODES,
     out: Annotated[Path, Option(help="Folder of the new index.")] = Path("index"),
     radius_tables: Annotated[bool, Option("--radius-tables", help="Write tables for fast search by radius.")] = False,
+    first_only: Annotated[
+        bool, Option("--first-only", help="Leave out second codes: 16 bytes per image less.")
+    ] = False,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
@@ -45,7 +48,9 @@ def build(
         if radius_tables:
             index.set_radius_tables(True)
     else:
-        index = IndexFolder.create(out, folders[0].n_bits, folders[0].model, radius_tables=radius_tables)
+        first, tables = folders[0], radius_tables
+        second_bits = 0 if first_only else first.second_bits
+        index = IndexFolder.create(out, first.n_bits, first.model, second_bits=second_bits, radius_tables=tables)
     _add(index, folders, False, Progress(quiet), as_json)
 
 
@@ -194,7 +199,8 @@ def repair_(
     found = repair(index, codes or (), model, Progress(quiet))
     lost = f"{counted(found['lost'], 'image')} could not be restored and left the index" if found["lost"] else ""
     sentence = f"repaired: {', '.join(found['repaired'])}" if found["repaired"] else "nothing is damaged"
-    show(found, as_json, sentence, lost, f"next     hashlens index verify {quoted(index)}")
+    second = "second codes could not be restored: the index goes on without, by first" if found["second_lost"] else ""
+    show(found, as_json, sentence, lost, second, f"next     hashlens index verify {quoted(index)}")
 
 
 def _open(path: Path) -> IndexFolder:

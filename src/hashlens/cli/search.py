@@ -52,6 +52,13 @@ def search(
     k: Annotated[int | None, Option("-k", min=1, help="Number of hits.", show_default="10, with --radius all")] = None,
     radius: Annotated[int | None, Option(min=0, help="Maximum Hamming distance.")] = None,
     label: Annotated[str | None, Option(help="Search only images with this label.")] = None,
+    by: Annotated[
+        str | None,
+        Option(
+            help="first code, both (equal distances by the second), or second, for classes not learned from.",
+            show_default="both where there are second codes, else first",
+        ),
+    ] = None,
     model: MODEL = None,
     engine: ENGINE = None,
     at: AT = None,
@@ -79,7 +86,7 @@ def search(
     answers, n_read, skipped = [], 0, []
     for name, asked in queries(query, lambda line: print(line, file=sys.stderr)):
         try:
-            answer = searcher.search(asked, k, radius, label, histogram=True)
+            answer = searcher.search(asked, k, radius, label, histogram=True, by=by)
         except UnreadableImage as error:
             skipped.append(error)
             continue

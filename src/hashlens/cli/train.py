@@ -12,6 +12,7 @@ from typer import Option
 import hashlens
 from hashlens.cli import options
 from hashlens.cli.options import BITS, COLUMNS, FROM_FILE, JSON, PROTOCOL, QUIET, SEED, SOURCE, SPLITS, given
+from hashlens.codes.bits import MOST_LEVELS
 from hashlens.errors import UsageError, require
 from hashlens.features.networks import BACKBONES
 from hashlens.files import quoted, require_own
@@ -32,6 +33,7 @@ NAMED = (
     "precision",
     "device",
 )  # settings with options
+USUAL_SECOND = 128  # bits of the second code, sixteen bytes per image
 DEEP = ("torch", "sklearn", "matplotlib")  # what training a network and its report need
 
 
@@ -75,6 +77,10 @@ FEATURES = Annotated[str | None, Option(help="For methods on features: gist, or 
 IMAGE_SIZE = Annotated[int | None, Option(help="Image side in pixels; larger is slower and better.")]
 FROZEN_BLOCKS = Annotated[int | None, Option(help="Leading blocks that are not trained.")]
 EPOCHS = Annotated[int | None, Option(help="Training epochs.")]
+SECOND_BITS = Annotated[
+    int | None,
+    Option(min=0, help="Length of a second code, which orders equal distances; 0: none.", show_default="128"),
+]
 PRECISION = Annotated[str | None, Option(help="Arithmetic of training: auto, float32 or bfloat16.")]
 SET = Annotated[
     list[str] | None, Option("--set", metavar="NAME=VALUE", help="Any other setting; see: hashlens methods NAME")
@@ -98,6 +104,7 @@ def train(
     image_size: IMAGE_SIZE = None,
     frozen_blocks: FROZEN_BLOCKS = None,
     epochs: EPOCHS = None,
+    second_bits: SECOND_BITS = None,
     precision: PRECISION = None,
     chosen: SET = None,
     tune: Annotated[
@@ -169,6 +176,7 @@ def tune(
     image_size: IMAGE_SIZE = None,
     frozen_blocks: FROZEN_BLOCKS = None,
     epochs: EPOCHS = None,
+    second_bits: SECOND_BITS = None,
     precision: PRECISION = None,
     chosen: SET = None,
     columns: COLUMNS = None,
@@ -200,6 +208,11 @@ def _asked(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     values = {"n_bits": params["bits"], "random_state": params["seed"], "weights": weights and str(weights)}
     values = checked(cls, given(values | {name: params[name] for name in NAMED}))
     values |= parse(cls, params["chosen"] or [])
+    second_bits = params["second_bits"]
+    if second_bits is None:  # codes that are too long for one have no ties
+        second_bits = USUAL_SECOND if (params["bits"] + 1) * (USUAL_SECOND + 1) <= MOST_LEVELS else 0
+    if second_bits:
+        values = {"second_bits": second_bits} | values
     if values.get("weights"):  # also with --set
         values["weights"] = options.full_path(Path(values["weights"]))
     asked = {

@@ -2,6 +2,9 @@
 
 Rules, decided here once: bit 1 where u > 0, so an exact zero becomes bit 0 (the paper's sgn); bits are packed
 in the order of np.packbits (first bit highest); padding bits are zero; indexing by rows gives `Codes`.
+
+Codes may carry a second, longer code of the same items, which orders those at equal distance by the first or is
+searched by itself (index/order.py). Whatever takes some rows of codes takes the same rows of both.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import numpy as np
 
 from hashlens.errors import DataError, MismatchError, UsageError
 
+MOST_LEVELS = 2**16  # pairs of a distance and a second one, which the kernels count in uint16
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Codes:
@@ -21,6 +26,7 @@ class Codes:
 
     packed: np.ndarray  # (n, ceil(n_bits / 8)) uint8
     n_bits: int
+    second: Codes | None = None  # of the same items
 
     def __post_init__(self) -> None:
         if isinstance(self.n_bits, bool) or not isinstance(self.n_bits, int | np.integer) or self.n_bits < 1:
@@ -38,6 +44,12 @@ class Codes:
                 f"packed codes have bits set past bit {self.n_bits}; check n_bits and the bit order"
                 " (first bit highest, as np.packbits writes)"
             )
+        if self.second is not None:
+            if len(self.second) != len(self.packed) or self.second.second is not None:
+                raise DataError(
+                    f"there are {len(self):,} codes and {len(self.second):,} second ones; give one for each"
+                )
+            require_levels(self.n_bits, self.second.n_bits)
 
     @classmethod
     def from_relaxed(cls, u: Any) -> Codes:
@@ -70,7 +82,23 @@ class Codes:
         lengths = sorted({part.n_bits for part in parts})
         if len(lengths) > 1:
             raise MismatchError(f"codes of {lengths} bits cannot be concatenated; encode all with one model")
-        return cls(np.concatenate([part.packed for part in parts]), lengths[0])
+        if len({part.second_bits for part in parts}) > 1:
+            raise MismatchError(
+                "codes with a second code and without cannot be concatenated; encode all with one model"
+            )
+        seconds = [part.second for part in parts if part.second is not None]
+        second = cls.concatenate(seconds) if seconds else None
+        return cls(np.concatenate([part.packed for part in parts]), lengths[0], second)
+
+    @property
+    def first(self) -> Codes:
+        """Without the second code."""
+        return Codes(self.packed, self.n_bits)
+
+    @property
+    def second_bits(self) -> int:
+        """The length of the second code; 0 without one."""
+        return 0 if self.second is None else self.second.n_bits
 
     def signs(self) -> np.ndarray:
         """(n, n_bits) int8 of -1 and +1."""
@@ -88,10 +116,13 @@ class Codes:
         """The codes of some rows: a slice, an array of row numbers, a bool mask, or one number."""
         if isinstance(rows, int | np.integer):
             rows = np.array([rows])
-        return Codes(self.packed[rows], self.n_bits)
+        return Codes(self.packed[rows], self.n_bits, None if self.second is None else self.second[rows])
 
     def equals(self, other: Codes) -> bool:
-        return self.n_bits == other.n_bits and np.array_equal(self.packed, other.packed)
+        same = self.n_bits == other.n_bits and np.array_equal(self.packed, other.packed)
+        if self.second is None or other.second is None:
+            return same and self.second is other.second
+        return same and self.second.equals(other.second)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """np.asarray(codes) is `signs()`."""
@@ -103,10 +134,21 @@ class Codes:
     def __repr__(self) -> str:
         shown = [row.tobytes().hex() for row in self.packed[:3]]
         more = ["…"] if len(self) > 3 else []
-        return f"Codes(n={len(self):,}, n_bits={self.n_bits}: {', '.join(shown + more)})"
+        second = f", second_bits={self.second_bits}" if self.second is not None else ""
+        return f"Codes(n={len(self):,}, n_bits={self.n_bits}{second}: {', '.join(shown + more)})"
 
     def _repr_html_(self) -> str:
         rows = [(i, self.packed[i].tobytes().hex()) for i in range(min(len(self), 10))]
         cells = "".join(f"<tr><td>{i}</td><td><code>{code}</code></td></tr>" for i, code in rows)
         more = "" if len(self) <= 10 else f"<tr><td colspan=2>… {len(self) - 10:,} more</td></tr>"
         return f"<table><caption>{len(self):,} codes of {self.n_bits} bits</caption>{cells}{more}</table>"
+
+
+def require_levels(n_bits: int, second_bits: int) -> None:
+    """Refuse a second code where the first is so long that it has no ties worth ordering."""
+    if second_bits and (n_bits + 1) * (second_bits + 1) > MOST_LEVELS:
+        most = MOST_LEVELS // (second_bits + 1) - 1
+        raise UsageError(
+            f"a second code of {second_bits} bits orders equal distances of codes of at most {most:,} bits, these have"
+            f" {n_bits:,}; omit it, or make it shorter"
+        )

@@ -116,8 +116,8 @@ def _begin(
     """The folder, new or with its shards verified, and its list with the images of the source."""
     if shard_size < 1:
         raise UsageError(f"shard_size must be >= 1, got {shard_size}")
-    name, n_bits = opened.address, encoder.n_bits
-    folder = CodesFolder.create(out, n_bits=n_bits, model=encoder.model, shard_size=shard_size, source=name, part=part)
+    name, lengths = opened.address, {"n_bits": encoder.n_bits, "second_bits": encoder.second_bits}
+    folder = CodesFolder.create(out, **lengths, model=encoder.model, shard_size=shard_size, source=name, part=part)
     _drop_damaged(folder, opened, progress)
     before, table = folder.list["n"], opened.table
     if part != (1, 1) and before and content_hash(table) != folder.list["sha256"]:  # all parts must have the same list
@@ -127,8 +127,9 @@ def _begin(
         if before and n_new:
             progress.say(f"note: images added since the last run: {n_new:,}")
     missing = folder.missing()
-    n_code_bytes = -(-n_bits // 8)
-    n, size = counted(folder.list["n"], "image"), f"{counted(n_bits, 'bit')}, {counted(n_code_bytes, 'byte')} each"
+    n_code_bytes = sum(-(-n_bits // 8) for n_bits in lengths.values())
+    bits = " and ".join(counted(n_bits, "bit") for n_bits in lengths.values() if n_bits)
+    n, size = counted(folder.list["n"], "image"), f"{bits}, {counted(n_code_bytes, 'byte')} each"
     progress.say(f"encode  {n} of {name} → {out}/   {size}")
     if folder.shards:
         progress.say(
@@ -168,16 +169,24 @@ def encode_rows(
         status = np.array([listed.status.get(row, (0, 0)) for row in range(len(table))], np.int64)
         columns |= {"size": pa.array(status[:, 0]), "mtime": pa.array(status[:, 1])}
     columns["code"] = pa.array([row.tobytes() for row in codes.packed], pa.binary())
+    if codes.second is not None:
+        columns["second"] = pa.array([row.tobytes() for row in codes.second.packed], pa.binary())
     columns["reason"] = pa.array([listed.failed.get(row) for row in range(len(table))], pa.string())
     return pa.table(columns)
+
+
+def codes_in(encoded: pa.Table, n_bits: int, second_bits: int = 0) -> Codes:
+    """The codes in some rows of what `encode_rows` gives."""
+    second = codes_in(encoded.select(["second"]).rename_columns(["code"]), second_bits) if second_bits else None
+    packed = np.frombuffer(b"".join(encoded["code"].to_pylist()), np.uint8)
+    return Codes(packed.reshape(len(encoded), -(-n_bits // 8)), n_bits, second)
 
 
 def _write_shard(folder: CodesFolder, rows: slice, encoded: pa.Table, progress: Progress) -> None:
     """Add the codes of the images that could be read to the folder."""
     good = pc.is_null(encoded["reason"])
     items, bad = encoded.filter(good), encoded.filter(pc.invert(good))
-    packed = np.frombuffer(b"".join(items["code"].to_pylist()), np.uint8)
-    codes = Codes(packed.reshape(len(items), -(-folder.n_bits // 8)), folder.n_bits)
+    codes = codes_in(items, folder.n_bits, folder.second_bits)
     skipped = list(zip(bad["path"].to_pylist(), bad["reason"].to_pylist(), strict=True))
     try:
         folder.append(rows, codes, items, skipped)

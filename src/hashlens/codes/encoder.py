@@ -1,6 +1,7 @@
 """Encoder: a model and images in, codes out. The only way from an image to its code.
 
-Extractor -> mean with the mirror image, if the model asks for it -> projection -> bit 1 where > 0. The code of an image
+Extractor -> mean with the mirror image, if the model asks for it -> projection -> bit 1 where > 0. A second code,
+if the model has one, is a further projection of the same features in the same pass. The code of an image
 does not depend on the images beside it, on the number of threads, or on what the pixels were stored in.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,12 +44,14 @@ class Encoder:
         extractor: Extractor | None,
         n_bits: int,
         *,
+        second_bits: int = 0,
         hasher: Hasher | None = None,
         mirror: bool = False,
         model: dict[str, str] | None = None,
         claimed: bool = False,
     ):
         self.extractor, self.n_bits, self.mirror = extractor, n_bits, mirror
+        self.second_bits = second_bits  # of the second code; 0 without one
         self.claimed = claimed  # whether its fingerprint is not its own but that of the model it was exported from
         self._hasher, self._model = hasher, model
 
@@ -57,7 +61,7 @@ class Encoder:
         extractor = hasher.extractor()
         training = getattr(hasher, "training", None)
         mirror = extractor is not None and training is not None and training.mirror
-        return cls(extractor, hasher.n_bits, hasher=hasher, mirror=mirror, model=model)
+        return cls(extractor, hasher.n_bits, second_bits=hasher.second_bits_, hasher=hasher, mirror=mirror, model=model)
 
     @classmethod
     def load(cls, path: Path | str) -> Encoder:
@@ -97,7 +101,8 @@ class Encoder:
             rows = np.kron(
                 coarse, np.ones((1, -(-self.extractor.size // 4), -(-self.extractor.size // 4), 1), np.uint8)
             )
-        return self.codes(rows).packed.tobytes().hex()
+        codes = self.codes(rows)
+        return b"".join(one.packed.tobytes() for one in (codes, codes.second) if one is not None).hex()
 
     @property
     def size(self) -> int | None:
@@ -120,14 +125,18 @@ class Encoder:
 
     def codes(self, X: Any, advance: Callable[[int], Any] | None = None, *, shared: bool = False) -> Codes:
         """Codes of images or features; `advance(n)` is called after every n of them."""
-        return Codes.concatenate([Codes.from_relaxed(u) for u in self._relaxed(X, advance, shared)])
+        return Codes.concatenate([self._codes(u) for u in self._relaxed(X, advance, shared)])
+
+    def _codes(self, u: np.ndarray) -> Codes:
+        first = Codes.from_relaxed(u[:, : self.n_bits])
+        return replace(first, second=Codes.from_relaxed(u[:, self.n_bits :])) if self.second_bits else first
 
     def relaxed(self, X: Any, advance: Callable[[int], Any] | None = None, *, shared: bool = False) -> np.ndarray:
         """Real values before the sign, (n, n_bits).
 
         With `shared`, the outputs of the frozen part of a network are kept in the cache for other models that have it.
         """
-        return np.concatenate(list(self._relaxed(X, advance, shared)))
+        return np.concatenate([u[:, : self.n_bits] for u in self._relaxed(X, advance, shared)])
 
     def _relaxed(self, X: Any, advance: Callable[[int], Any] | None, shared: bool) -> Iterator[np.ndarray]:
         given, outputs = self._features(X) if is_features(X) else self._images(as_images(X), shared)
@@ -176,7 +185,7 @@ class Encoder:
             return outputs
         if hasher.takes == "features":
             outputs = hasher._validate(outputs)
-        return in_blocks(hasher._project, outputs, ROWS)
+        return in_blocks(hasher._project_both, outputs, ROWS)
 
 
 def general() -> Encoder:

@@ -2,7 +2,8 @@
 
 EXPORTED/
   config.json       what it is: code length, image size, how images are read, the model that it equals
-  model.onnx        uint8 images (n, size, size, 3) RGB in; relaxed outputs (n, n_bits) or features (n, d) out
+  model.onnx        uint8 images (n, size, size, 3) RGB in; relaxed outputs (n, n_bits) or features (n, d) out, and, if
+                    the model has a second code, those of it (n, second_bits) as a second output
   hasher/           for methods whose projection is not linear: what turns the features into relaxed outputs
 
 A linear projection is part of the graph, so that neither torch nor scikit-learn is needed.
@@ -20,6 +21,7 @@ import numpy as np
 
 import hashlens
 from hashlens.checksums import write_sealed
+from hashlens.codes import Codes
 from hashlens.codes.encoder import Encoder
 from hashlens.codes.model import CONFIG, EXPORTED, MODEL, WEIGHTS, ModelFolder
 from hashlens.errors import DataError, MismatchError, UsageError, require
@@ -28,7 +30,7 @@ from hashlens.features.networks.onnx_reader import safe_session
 from hashlens.files import replacing, sha256
 from hashlens.machine import work_ahead
 from hashlens.progress import Progress
-from hashlens.schema import SHA256, TEXT, conform, whole
+from hashlens.schema import SHA256, TEXT, conform, optional, whole
 
 if TYPE_CHECKING:
     from hashlens.data.images import Images
@@ -40,6 +42,7 @@ SCHEMA = {
     "method": TEXT,
     "hasher": ({}, {CONFIG: SHA256, WEIGHTS: SHA256}),
     "n_bits": whole(1, 65_536),
+    optional("second_bits"): whole(1, 65_536),  # absent without a second code
     "model": (None, MODEL),
     "sha256": SHA256,
     "input": {
@@ -72,14 +75,15 @@ def load_exported(folder: ModelFolder) -> Encoder:
         size, n_bits = facts["input"]["size"], facts["n_bits"]
         if facts["input"]["shape"] != ["n", size, size, 3]:
             raise ValueError(f"its input is {facts['input']['shape']}, not {size} pixels wide and high")
-        if hasher is not None and hasher.n_bits != n_bits:
+        second_bits = facts.get("second_bits", 0)
+        if hasher is not None and (hasher.n_bits, hasher.second_bits_) != (n_bits, second_bits):
             raise ValueError(f"hasher/ makes codes of {hasher.n_bits} bits, not of {n_bits}")
-        forward = safe_session(content, (1, size, size, 3), hasher._n_projected if hasher is not None else n_bits)
+        width = hasher._n_projected if hasher is not None else n_bits + second_bits
+        forward = safe_session(content, (1, size, size, 3), width)
         extractor = Extractor(lambda: forward, size, lambda: facts["sha256"])
         claimed = facts["model"] is not None
-        encoder = Encoder(
-            extractor, n_bits, hasher=hasher, mirror=facts["input"]["mirror"], model=folder.describe(), claimed=claimed
-        )
+        how = {"hasher": hasher, "mirror": facts["input"]["mirror"], "model": folder.describe(), "claimed": claimed}
+        encoder = Encoder(extractor, n_bits, second_bits=second_bits, **how)
         folder.seal()
         return encoder
 
@@ -125,6 +129,8 @@ def export_onnx(model: Path, out: Path, images: Images, progress: Progress) -> d
         },
         "output": "features for hasher/" if beside else "relaxed outputs: bit 1 where > 0, first bit highest",
     }
+    if encoder.second_bits:
+        facts["second_bits"] = encoder.second_bits
     try:
         with replacing(out / EXPORTED) as temporary:
             temporary.write_bytes(content)
@@ -143,26 +149,28 @@ def export_onnx(model: Path, out: Path, images: Images, progress: Progress) -> d
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise
-    return {"out": str(out), "n_bits": encoder.n_bits, "bytes": len(content), "image_size": encoder.size, **check}
+    lengths = {"n_bits": encoder.n_bits, "second_bits": encoder.second_bits}
+    return {"out": str(out), **lengths, "bytes": len(content), "image_size": encoder.size, **check}
 
 
 def compare_bits(ours: Encoder, exported: Encoder, images: Images, progress: Progress) -> dict[str, Any]:
     """How many bits of two models are equal, on the images and as many random crops of them as are needed."""
     from hashlens.hashers.deep.inputs import Windows
 
-    n_wanted = -(-CHECKED_BITS // ours.n_bits)
+    n_bits = ours.n_bits + ours.second_bits
+    n_wanted = -(-CHECKED_BITS // n_bits)
     images, n_skipped = _readable(images, n_wanted)
     n_equal = n_checked = 0
     with progress.bar("check", 2 * n_wanted) as advance:
         for seed in count():
             some: Images = images[: n_wanted - n_checked]
             view = Windows(some, seed, noise=16) if seed else some  # few images have few different crops
-            signs = [encoder.codes(view, advance).signs() for encoder in (ours, exported)]
+            signs = [_signs(encoder.codes(view, advance)) for encoder in (ours, exported)]
             n_equal += int((signs[0] == signs[1]).sum())
             n_checked += len(some)
             if n_checked == n_wanted:
                 break
-    n_bits = n_checked * ours.n_bits
+    n_bits *= n_checked
     return {
         "n_images": len(images),
         "n_skipped": n_skipped,
@@ -171,6 +179,11 @@ def compare_bits(ours: Encoder, exported: Encoder, images: Images, progress: Pro
         "bits_equal": n_equal / n_bits,
         "same_model": n_equal == n_bits,
     }
+
+
+def _signs(codes: Codes) -> np.ndarray:
+    """Of both codes, side by side."""
+    return np.concatenate([one.signs() for one in (codes, codes.second) if one is not None], axis=1)
 
 
 def _readable(images: Images, n: int) -> tuple[Images, int]:
@@ -209,6 +222,8 @@ def _graph(hasher: Any, encoder: Encoder, model: Path) -> tuple[bytes, bool]:
         raise UsageError(f"this network has a layer that cannot be written as ONNX ({error})") from error
     if project is LinearHasher._project:
         append_projection(graph.graph, hasher.mean_, hasher.projection_)
+        if hasher.second_bits_:
+            append_second(graph.graph, hasher.second_mean_, hasher.second_projection_)
     beside = project not in (DeepHasher._project, LinearHasher._project)
     return graph.SerializeToString(), beside
 
@@ -230,3 +245,20 @@ def append_projection(graph: Any, mean: np.ndarray, projection: np.ndarray) -> N
         ]
     )
     graph.output[0].CopyFrom(helper.make_tensor_value_info("output", TensorProto.DOUBLE, None))
+
+
+def append_second(graph: Any, mean: np.ndarray, projection: np.ndarray) -> None:
+    """The same for the second code, after `append_projection`."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph.initializer.extend(
+        numpy_helper.from_array(value.astype(np.float64), name)
+        for name, value in (("second_mean", mean), ("second_projection", projection))
+    )
+    graph.node.extend(
+        [
+            helper.make_node("Sub", ["double", "second_mean"], ["second_centred"]),
+            helper.make_node("MatMul", ["second_centred", "second_projection"], ["second"]),
+        ]
+    )
+    graph.output.append(helper.make_tensor_value_info("second", TensorProto.DOUBLE, None))

@@ -5,6 +5,7 @@ codes/
                                  it has a checksum itself, and no file is used before it was compared with its own
   list.parquet                   all images to encode, in order; it only grows
   shard-000000000.codes.npy      uint8 (n, ceil(n_bits / 8)), bits in the order of np.packbits
+  shard-000000000.second.npy     the second codes in the same form, if the model makes these
   shard-000000000.items.parquet  path, labels (where there are any), size, mtime in nanoseconds; row i is that of code i
   skipped.csv                    images that have no code, each with its reason
 
@@ -40,25 +41,37 @@ from hashlens.codes.model import MODEL, ModelFolder
 from hashlens.errors import DataError, HashlensError, MismatchError, StorageError, UsageError
 from hashlens.files import replacing, require_own, storage_errors, sync, write_csv
 from hashlens.machine import blocks
-from hashlens.schema import SHA256, TEXT, conform, whole
+from hashlens.schema import SHA256, TEXT, conform, optional, whole
 
 FORMAT, BEFORE = "hashlens codes folder 3", "hashlens codes folder 2"
 SHARD_SIZE = 65_536  # images: minutes of work, some hundred kilobytes of codes
 LIST, SKIPPED = "list.parquet", "skipped.csv"
-REPLACEABLE = re.compile(r"shard-\d{9,}\.(codes\.npy|items\.parquet)|\..+\.tmp")  # unless the manifest names it
+REPLACEABLE = re.compile(
+    r"shard-\d{9,}\.((codes|second)\.npy|items\.parquet)|\..+\.tmp"
+)  # unless the manifest names it
 ANOTHER = "choose another --out"
 AGAIN = "rerun the same hashlens encode command to make it again"
 ROWS = whole(0, 2**40)
-SCHEMA = {
+SCHEMA: dict[Any, Any] = {
     "format": FORMAT,
     "n_bits": whole(1, 65_536),
+    optional("second_bits"): whole(1, 65_536),  # absent without second codes
     "model": MODEL,
     "shard_size": whole(1, 2**31 - 1),
     "source": (None, TEXT, [TEXT]),
     "part": [whole(1), whole(1)],
     "list": {"n": ROWS, "columns": [TEXT], "sha256": (SHA256, ""), "files": [SHA256]},
     "done": bool,
-    "shards": [{"start": ROWS, "stop": ROWS, "n": ROWS, "codes_sha256": SHA256, "items_sha256": SHA256}],
+    "shards": [
+        {
+            "start": ROWS,
+            "stop": ROWS,
+            "n": ROWS,
+            "codes_sha256": SHA256,
+            "items_sha256": SHA256,
+            optional("second_sha256"): SHA256,
+        }
+    ],
 }
 
 Skipped = Iterable[tuple[str, str]]  # path and reason
@@ -70,50 +83,61 @@ class Shard:
 
     folder: Path
     n_bits: int
+    second_bits: int  # 0 without second codes
     start: int
     stop: int
     n: int
     codes_sha256: str
     items_sha256: str
+    second_sha256: str = ""
 
     @property
     def name(self) -> str:
         return f"shard-{self.start:09d}"
 
     @property
-    def files(self) -> tuple[Path, Path]:
-        return self.folder / f"{self.name}.codes.npy", self.folder / f"{self.name}.items.parquet"
+    def files(self) -> dict[Path, str]:
+        """Its files and their checksums: codes, items and, where there are some, second codes."""
+        kinds = {"codes.npy": self.codes_sha256, "items.parquet": self.items_sha256}
+        if self.second_bits:
+            kinds["second.npy"] = self.second_sha256
+        return {self.folder / f"{self.name}.{kind}": expected for kind, expected in kinds.items()}
 
     def load(self) -> tuple[Codes, pa.Table]:
-        """The codes and the table of their images, once both were compared with their checksums."""
-        contents = [self._content(number) for number in (0, 1)]
+        """The codes and the table of their images, once all were compared with their checksums."""
+        codes_of, items_of, *second_of = [self._content(path) for path in self.files]
         try:
-            codes = Codes(np.load(io.BytesIO(contents[0]), allow_pickle=False), self.n_bits)
-            items = pq.read_table(pa.BufferReader(contents[1]))
+            lengths = (self.n_bits, self.second_bits)
+            codes, *second = (
+                Codes(np.load(io.BytesIO(content), allow_pickle=False), n_bits)
+                for content, n_bits in zip((codes_of, *second_of), lengths, strict=False)
+            )
+            codes = replace(codes, second=second[0]) if second else codes
+            items = pq.read_table(pa.BufferReader(items_of))
             items.validate(full=True)
             if not len(codes) == len(items) == self.n:
                 raise ValueError(f"{len(codes):,} codes and {len(items):,} images instead of {self.n:,}")
             if _items(items).schema != items.schema or items["path"].null_count:
                 raise ValueError("it has other columns")
-        except (KeyError, ValueError, EOFError, pa.ArrowException) as error:
+        except (KeyError, ValueError, EOFError, pa.ArrowException, HashlensError) as error:
             raise damaged(self.folder / self.name, " ".join(str(error).split())[:200], AGAIN) from error
         return codes, items
 
-    def _content(self, number: int) -> bytes:
+    def _content(self, path: Path) -> bytes:
         """The bytes of one of its files, which are those that were written."""
-        path, expected = self.files[number], (self.codes_sha256, self.items_sha256)[number]
         try:
             content = path.read_bytes()
         except OSError as error:
             raise damaged(path, f"it cannot be read: {error.strerror}", AGAIN) from error
-        if hashlib.sha256(content).hexdigest() != expected:
+        if hashlib.sha256(content).hexdigest() != self.files[path]:
             raise damaged(path, "it has changed since it was written", AGAIN)
         return content
 
     def damage(self) -> str | None:
         """What is wrong with its files, by their checksums."""
         try:
-            self._content(0), self._content(1)
+            for path in self.files:
+                self._content(path)
         except DataError as error:
             return error.message.removesuffix(f"; {AGAIN}")
         return None
@@ -130,13 +154,14 @@ class CodesFolder:
     def __init__(self, path: Path, manifest: dict[str, Any]):
         self.path = path
         self.n_bits: int = manifest["n_bits"]
+        self.second_bits: int = manifest.get("second_bits", 0)
         self.model: dict[str, str] = manifest["model"]  # fingerprint and name
         self.shard_size: int = manifest["shard_size"]
         self.source: str | None = manifest["source"]
         self.part: tuple[int, int] = tuple(manifest["part"])
         self.list: dict[str, Any] = manifest["list"]  # n, columns, sha256 of these, and of the files it may be in
         self.done: bool = manifest["done"]
-        self.shards = [Shard(path, self.n_bits, **shard) for shard in manifest["shards"]]
+        self.shards = [Shard(path, self.n_bits, self.second_bits, **shard) for shard in manifest["shards"]]
         self._listed: pa.Table | None = None
 
     @staticmethod
@@ -166,6 +191,7 @@ class CodesFolder:
         path: Path | str,
         *,
         n_bits: int,
+        second_bits: int = 0,
         model: dict[str, str],
         shard_size: int = SHARD_SIZE,
         source: str | None = None,
@@ -186,10 +212,9 @@ class CodesFolder:
             folder._clean()
             return folder
         require_own(path, [SKIPPED], "codes")  # the first file that is written here and the last to go
-        manifest = {"n_bits": n_bits, "model": model, "shard_size": shard_size, "source": source, "part": part}
-        folder = cls(
-            path, manifest | {"list": {"n": 0, "columns": [], "sha256": "", "files": []}, "done": False, "shards": []}
-        )
+        manifest: dict[str, Any] = {"n_bits": n_bits, "second_bits": second_bits, "model": model, "source": source}
+        manifest |= {"shard_size": shard_size, "part": part, "done": False, "shards": []}
+        folder = cls(path, manifest | {"list": {"n": 0, "columns": [], "sha256": "", "files": []}})
         write_csv(path / SKIPPED, ("path", "reason"), ())
         folder._clean()
         folder._commit()
@@ -289,12 +314,15 @@ class CodesFolder:
         """Add the shard of these rows: codes and images of those that could be read, and the others."""
         if len(items) != len(codes):
             raise DataError(f"{len(codes):,} codes and {len(items):,} images do not match; give one row per code")
-        shard = Shard(self.path, self.n_bits, rows.start, rows.stop, len(codes), "", "")
-        npy = io.BytesIO()
-        np.save(npy, np.ascontiguousarray(codes.packed))
-        codes_sha256 = _write(shard.files[0], npy.getvalue())
-        items_sha256 = _write(shard.files[1], parquet(_items(items)))
-        shard = replace(shard, codes_sha256=codes_sha256, items_sha256=items_sha256)
+        if codes.second_bits != self.second_bits:
+            raise MismatchError(
+                f"{self.path} has second codes of {self.second_bits} bits, these of {codes.second_bits}; {ANOTHER}"
+            )
+        shard = Shard(self.path, self.n_bits, self.second_bits, rows.start, rows.stop, len(codes), "", "")
+        contents = [_npy(codes), parquet(_items(items)), *([_npy(codes.second)] if codes.second is not None else [])]
+        digests = [_write(path, content) for path, content in zip(shard.files, contents, strict=True)]
+        codes_sha256, items_sha256, *second = digests
+        shard = replace(shard, codes_sha256=codes_sha256, items_sha256=items_sha256, second_sha256="".join(second))
         self._skip(items["path"].to_pylist(), skipped)
         self.shards = sorted([*self.shards, shard], key=lambda shard: shard.start)
         self._commit()
@@ -321,8 +349,10 @@ class CodesFolder:
 
     def _commit(self) -> None:
         names = ("n_bits", "model", "shard_size", "source", "part", "list", "done")
-        of_shard = ("start", "stop", "n", "codes_sha256", "items_sha256")
+        of_shard: tuple[str, ...] = ("start", "stop", "n", "codes_sha256", "items_sha256")
         manifest = {"format": FORMAT, **{name: getattr(self, name) for name in names}}
+        if self.second_bits:
+            manifest["second_bits"], of_shard = self.second_bits, (*of_shard, "second_sha256")
         manifest["shards"] = [{name: getattr(shard, name) for name in of_shard} for shard in self.shards]
         sync(self.path)  # names of files first, then the manifest that names them
         write_sealed(self.path / MANIFEST, manifest)
@@ -355,6 +385,8 @@ def _read_manifest(file: Path) -> dict[str, Any]:
     ends = [0, *(shard["stop"] for shard in shards)]
     if any(end > shard["start"] or shard["start"] + shard["n"] > shard["stop"] for end, shard in zip(ends, shards)):  # noqa: B905
         raise ValueError("its shards overlap")
+    if any(("second_sha256" in shard) != ("second_bits" in manifest) for shard in shards):
+        raise ValueError("some of its shards have second codes")
     if manifest["part"][0] > manifest["part"][1]:
         raise ValueError(f"part is {manifest['part']}")
     return manifest
@@ -363,7 +395,8 @@ def _read_manifest(file: Path) -> dict[str, Any]:
 def write_codes(path: Path, codes: Codes, items: pa.Table, model: dict[str, str], source: str | None = None) -> None:
     """Write codes that are in memory as a finished codes folder; an existing one is replaced."""
     (path / MANIFEST).unlink(missing_ok=True)
-    folder = CodesFolder.create(path, n_bits=codes.n_bits, model=model, source=source)
+    n_bits, second_bits = codes.n_bits, codes.second_bits
+    folder = CodesFolder.create(path, n_bits=n_bits, second_bits=second_bits, model=model, source=source)
     folder.extend(items)
     folder.append(slice(0, len(codes)), codes, items)
     folder.finish()
@@ -429,6 +462,13 @@ def parquet(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(table.combine_chunks().replace_schema_metadata(None), sink, compression="zstd")
     return sink.getvalue().to_pybytes()
+
+
+def _npy(codes: Codes) -> bytes:
+    """The contents of a .npy file."""
+    file = io.BytesIO()
+    np.save(file, np.ascontiguousarray(codes.packed))
+    return file.getvalue()
 
 
 def _write(path: Path, content: bytes) -> str:

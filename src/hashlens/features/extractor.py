@@ -208,7 +208,12 @@ def one_core_session(model: bytes | str) -> Forward:
     except Exception as error:  # onnxruntime's own errors have no common class
         what = Path(model).name if isinstance(model, str) else "the ONNX model"
         raise ValueError(f"{what} is unreadable: {str(error).splitlines()[0]}") from error
-    return lambda batch: session.run(None, {"input": batch})[0]
+
+    def forward(batch: np.ndarray) -> np.ndarray:
+        first, *second = session.run(None, {"input": batch})
+        return np.concatenate([first, *second], axis=1) if second else first
+
+    return forward
 
 
 def in_blocks(function: Forward, rows: np.ndarray, n: int) -> np.ndarray:

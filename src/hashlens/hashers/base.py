@@ -17,6 +17,7 @@ from sklearn.exceptions import NotFittedError
 
 import hashlens
 from hashlens.codes import Codes
+from hashlens.codes.bits import require_levels
 from hashlens.codes.model import FORMAT, WEIGHTS, ModelFolder
 from hashlens.data.images import as_images
 from hashlens.data.labels import Labels, require_differences
@@ -37,6 +38,7 @@ from hashlens.settings import (
     to_json,
 )
 
+SECOND = ("second_mean", "second_projection")  # what is learned of the second code, see second.py
 # what code that was written for right files raises on wrong ones
 WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RuntimeError, MemoryError)
 
@@ -86,6 +88,9 @@ class Hasher(Declared, ScikitLearn):
 
     n_bits: int = field(default=48, kw_only=False, metadata=setting(48, "code length in bits", low=1).metadata)
     random_state: int = setting(0, "seed of everything random in fit", low=0)
+    second_bits: int = setting(
+        0, "length of a second code, of the features under the hash layer, that orders equal distances; 0: none", low=0
+    )
 
     def __init_subclass__(cls, **how: Any) -> None:
         cls.name = vars(cls).get("name", cls.__name__.lower())
@@ -165,6 +170,7 @@ class Hasher(Declared, ScikitLearn):
             known = sorted(keys - {"self", "X", "y", "how", "unknown"})
             raise UsageError(f"fit has no keyword '{name}'{did_you_mean(name, known)}; it has {', '.join(known)}")
         check(self)
+        require_levels(self.n_bits, self.second_bits)
 
     def _prepare(self, X: Any, progress: Progress) -> Any:
         return self._validate(X)
@@ -181,6 +187,13 @@ class Hasher(Declared, ScikitLearn):
 
     def project(self, X: Any, *, progress: Progress | bool = False, shared: bool = False) -> np.ndarray:
         """Real values before the sign, (n, n_bits); for `shared` see `Encoder.relaxed`."""
+        return self._encoded("relaxed", X, progress, shared)
+
+    def encode(self, X: Any, *, progress: Progress | bool = False, shared: bool = False) -> Codes:
+        """Codes of images or features, with their second codes if `second_bits` says so."""
+        return self._encoded("codes", X, progress, shared)
+
+    def _encoded(self, what: str, X: Any, progress: Progress | bool, shared: bool) -> Any:
         from hashlens.codes.encoder import Encoder
 
         encoder = Encoder.of(self)
@@ -188,11 +201,7 @@ class Hasher(Declared, ScikitLearn):
         X = X if is_features(X) else as_images(X)
         n = X.shape[0] if is_features(X) else len(X)
         with Progress.of(progress).bar("codes", n) as advance:
-            return encoder.relaxed(X, advance, shared=shared)
-
-    def encode(self, X: Any, *, progress: Progress | bool = False, shared: bool = False) -> Codes:
-        """Codes of images or features."""
-        return Codes.from_relaxed(self.project(X, progress=progress, shared=shared))
+            return getattr(encoder, what)(X, advance, shared=shared)
 
     def extractor(self) -> Extractor | None:
         """What turns images into the input of `_project`; None if the model was trained on features."""
@@ -276,6 +285,7 @@ class Hasher(Declared, ScikitLearn):
             _require_sound(arrays)
             hasher._restore(config, arrays)
             hasher.n_bits_ = hasher.n_bits
+            hasher._require_second()
             hasher._require_same_state(config, arrays)
             hasher._require_codes()
         except HashlensError:
@@ -319,6 +329,39 @@ class Hasher(Declared, ScikitLearn):
             shape = self._project(self._validate(X)).shape
         if shape != (32, self.n_bits):
             raise ValueError(f"it gives {shape[1:]} numbers for a code of {self.n_bits} bits")
+
+    def _require_second(self) -> None:
+        """Refuse a second code that does not fit the features or the settings."""
+        found = [getattr(self, f"{name}_", np.empty(0)).shape for name in SECOND]
+        d, n = self.n_features_in_, self.second_bits
+        if found != ([(d,), (d, n)] if n else [(0,), (0,)]):
+            raise ValueError(f"its second code is not one of {n} bits")
+        require_levels(self.n_bits, n)
+
+    @property
+    def second_bits_(self) -> int:
+        """The length of the second code that was learned; 0 without one."""
+        return self.second_projection_.shape[1] if hasattr(self, "second_projection_") else 0
+
+    def _learn_second(self, features: np.ndarray) -> None:
+        """Learn `second_mean_` (d,) and `second_projection_` (d, second_bits) from the features below the code."""
+        from hashlens.hashers.second import learn_second
+
+        if self.second_bits:
+            learned = learn_second(features, self.second_bits, self.random_state)
+            self.second_mean_, self.second_projection_ = (array.astype(features.dtype) for array in learned)
+
+    def _project_both(self, X: np.ndarray) -> np.ndarray:
+        """Real values of the code and, beside them, of the second code, (n, n_bits + second_bits_).
+
+        X is what `extractor` gives: features, or what a network has made of them for both.
+        """
+        n = self._n_projected
+        first = self._project(X[:, :n])
+        if not self.second_bits_:
+            return first
+        second = X[:, n:] if X.shape[1] > n else (X - self.second_mean_) @ self.second_projection_
+        return np.concatenate([first, second], axis=1)
 
     @property
     def _n_projected(self) -> int:

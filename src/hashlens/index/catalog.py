@@ -17,13 +17,14 @@ from hashlens.errors import DataError, UsageError
 from hashlens.files import is_utf8
 from hashlens.index.items import Items, as_items
 from hashlens.index.memory import HammingIndex, Part
+from hashlens.kernels import from_blocks
 
 
 class Catalog(HammingIndex):
     """Codes made by one model, with their paths and labels; ids count from 0."""
 
-    def __init__(self, path: Path, n_bits: int, model: dict[str, str]):
-        super().__init__(n_bits)
+    def __init__(self, path: Path, n_bits: int, model: dict[str, str], *, second_bits: int = 0):
+        super().__init__(n_bits, second_bits=second_bits)
         self.path = path
         self.model = model  # fingerprint and name
 
@@ -34,6 +35,7 @@ class Catalog(HammingIndex):
     def add(self, codes: Codes, items: pa.Table) -> np.ndarray:  # type: ignore[override]  # it chooses the ids
         """Add codes with their paths and labels; returns the new ids."""
         self.require_items(codes, items)
+        codes = self.require_second(codes)
         first = self._highest() + 1
         own = Items(as_items(items))
         self._use([*self.parts, Part.of(codes, first, items=lambda: own)])
@@ -49,7 +51,7 @@ class Catalog(HammingIndex):
         return False
 
     def lookup(self, ids: Any) -> dict[int, dict[str, Any]]:
-        """Id, path, labels and code (in hex) of the ids that are in the index."""
+        """Id, path, labels and codes (in hex) of the ids that are in the index."""
         ids = np.unique(np.asarray(ids, np.int64).ravel())
         found = {}
         for part in self.parts:
@@ -57,6 +59,9 @@ class Catalog(HammingIndex):
             here, codes = part.ids(places).tolist(), part.codes(places)
             for (path, labels), id_, code in zip(part.items().rows(places), here, codes, strict=True):
                 found[id_] = {"id": id_, "path": path, "labels": labels, "code": code.tobytes().hex()}
+            if part.second is not None:
+                for id_, code in zip(here, from_blocks(part.second, places), strict=True):
+                    found[id_]["second"] = code.tobytes().hex()
         return found
 
     def labels(self, most: int = 1_000) -> list[str]:

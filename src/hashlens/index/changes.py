@@ -13,10 +13,8 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
-from hashlens.codes import Codes
 from hashlens.codes.encoder import Encoder
 from hashlens.data.images import FileImages
 from hashlens.data.sources import Source
@@ -81,7 +79,7 @@ def sync(
     The encoder is asked for only if there is something to encode. Each step is one change of the index, so a call that
     is interrupted leaves a right index, and the next one resumes.
     """
-    from hashlens.codes.encode import encode_rows  # it loads Arrow's functions
+    from hashlens.codes.encode import codes_in, encode_rows  # it loads Arrow's functions
 
     added, changed, deleted = changes or find_changes(index, source)
     known = {path: ids for path, (ids, _) in marks_in(index).items()} if changed else {}
@@ -95,9 +93,8 @@ def sync(
         for row in set(range(len(table))) - set(good):
             unreadable[both[rows][row][1]] += 1
         items = encoded.take(pa.array(good, pa.int64()))
-        packed = np.frombuffer(b"".join(items["code"].to_pylist()), np.uint8).reshape(len(good), -(-index.n_bits // 8))
         before = [id_ for path in table["path"].to_pylist() for id_ in known.get(path, ())]
-        index.replace(before, Codes(packed, index.n_bits), items)
+        index.replace(before, codes_in(items, index.n_bits, index.second_bits), items)
     return {
         "added": len(added) - unreadable["added"],
         "changed": len(changed) - unreadable["changed"],

@@ -3,6 +3,7 @@
 INDEX/
   index.json              code length, model, parts with checksums, removed ids; replaced in one step
   part-00000.blocks.npy   (n_blocks, n_bytes, 64) uint8, 64 codes per block (kernels/), memory-mapped
+  part-00000.second.npy   the second codes in the same form, if the index has these (`second_bits`)
   part-00000.items.arrow  path, labels, size and mtime of each code, memory-mapped
   part-00000.items.sums   the checksum of each block of it
   part-00000.ids.npy      (n,) int64, only after `compact`; otherwise ids are first_id, first_id + 1, …
@@ -40,6 +41,7 @@ import pyarrow as pa
 from hashlens.checksums import FILE as OF_FILE
 from hashlens.checksums import CheckedFile, damaged, describe_file, read_sealed, write_sealed
 from hashlens.codes import Codes
+from hashlens.codes.bits import MOST_LEVELS, require_levels
 from hashlens.codes.model import MODEL
 from hashlens.errors import DataError, HashlensError
 from hashlens.files import alone_in, quoted, replacing, require_own, require_room, storage_errors, sync
@@ -58,7 +60,7 @@ TABLES = ("starts.npy", "places.npy")
 ROWS = 65_536  # whose paths are Python strings at the same time
 COPY = ".copy"
 FILE = (
-    r"part-\d{5,9}\.(items\.(arrow|sums)|(blocks|pieces|starts|places|tree)\.npy|ids\.npy(\.copy)?)"
+    r"part-\d{5,9}\.(items\.(arrow|sums)|(blocks|second|pieces|starts|places|tree)\.npy|ids\.npy(\.copy)?)"
     r"|(removed|forgotten)-\d{5,9}\.npy(\.copy)?"
 )
 OURS = re.compile(rf"{FILE}|\.({FILE}|index\.json(\.copy)?)\..+\.tmp")  # temporary ones too, see files.replacing
@@ -69,13 +71,14 @@ def _numbered(kind: str) -> tuple[Any, ...]:
     return None, {"name": re.compile(rf"{kind}-\d{{5,9}}\.npy"), "n": COUNT, **OF_FILE}
 
 
-KINDS = ("items.sums", "ids.npy", "ids.npy.copy", *TABLES, "tree.npy")
+KINDS = ("second.npy", "items.sums", "ids.npy", "ids.npy.copy", *TABLES, "tree.npy")
 TREE = {"n_distinct": COUNT, "most": [whole()], "radius": (None, whole())}
 SCHEMA: dict[Any, Any] = {
     "format": FORMAT,
     "n_bits": whole(1, 65_536),
     "model": MODEL,
     "radius_tables": bool,
+    optional("second_bits"): whole(1, 65_536),  # absent without second codes
     optional("source"): (None, TEXT),
     "next_id": whole(),
     "next_file": NUMBER,
@@ -102,7 +105,7 @@ class IndexFolder(Catalog):
         self._stamp = _stamp(path)  # first, so that `changed` notices a change while the rest is read
         self.facts = facts or read_facts(path)
         super().__init__(path, self.facts["n_bits"], self.facts["model"])
-        self._map()
+        self._take(self.facts)
 
     @classmethod
     def create(
@@ -111,12 +114,16 @@ class IndexFolder(Catalog):
         n_bits: int,
         model: dict[str, str],
         *,
+        second_bits: int = 0,
         radius_tables: bool = False,
         source: str | None = None,
         option: str = "--out",
     ) -> Self:
         """An empty index; one of a `source` is kept up to date with it by library.py."""
         facts = {"format": FORMAT, "n_bits": n_bits, "model": model, "radius_tables": radius_tables, "source": source}
+        if second_bits:
+            require_levels(n_bits, second_bits)
+            facts["second_bits"] = second_bits
         with alone_in(path):
             if (path / "index.json").exists():
                 raise DataError(
@@ -157,6 +164,7 @@ class IndexFolder(Catalog):
         """
         self.require_items(codes, items)
         with self._alone():
+            codes = self.require_second(codes)
             if only_new:
                 known, removed = self._known_keys, self._removed_keys
                 keys = image_keys(codes.packed, items.column("path"))
@@ -180,6 +188,7 @@ class IndexFolder(Catalog):
         """Remove these ids and add codes in one step: no search sees only half of it; returns the new ids."""
         self.require_items(codes, items)
         with self._alone():
+            codes = self.require_second(codes)
             gone, first = self._contains(np.unique(np.asarray(ids, np.int64))), self.facts["next_id"]
             if len(gone) or len(codes):
                 with self._change() as facts:
@@ -195,6 +204,7 @@ class IndexFolder(Catalog):
         """Hold what another index holds, with its ids and its model, in one step; that one stays as it is."""
         with self._alone(), self._change() as facts:
             taken = {**files_of(new.facts)}
+            facts.pop("second_bits", None)
             facts |= {**new.facts, "next_part": facts["next_part"], "next_file": facts["next_file"], "parts": []}
             names: dict[str, str] = {}
             for part in new.facts["parts"]:
@@ -272,8 +282,7 @@ class IndexFolder(Catalog):
         with alone_in(self.path):
             facts = read_facts(self.path)
             if facts != self.facts:
-                self.facts, self.n_bits, self.model = facts, facts["n_bits"], facts["model"]
-                self._map()
+                self._take(facts)
             named = self._files()
             for entry in self.path.iterdir():
                 if OURS.fullmatch(entry.name) and entry.name not in named:
@@ -292,19 +301,21 @@ class IndexFolder(Catalog):
             sync(self.path)  # the files first, then the list that names them
             write_facts(self.path, facts)
         before = self._files()
-        self.facts, self.n_bits, self.model = facts, facts["n_bits"], facts["model"]
-        self._map()
+        self._take(facts)
         for name in before.keys() - self._files():
             (self.path / name).unlink()
 
     def _write_part(
         self, codes: Codes, ids: np.ndarray | int, items: pa.Table, facts: dict[str, Any]
     ) -> dict[str, Any]:
-        require_room(self.path, codes.packed.nbytes + 2 * items.nbytes, "a part of the index")
+        n_bytes = codes.packed.nbytes + (codes.second.packed.nbytes if codes.second else 0)
+        require_room(self.path, n_bytes + 2 * items.nbytes, "a part of the index")
         name = f"part-{facts['next_part']:05d}"  # never used again: others may still have the old part mapped
         facts["next_part"] += 1
         part = Part.of(codes, ids)
         files = {"blocks.npy": self._save(f"{name}.blocks.npy", part.blocks)}
+        if part.second is not None:
+            files["second.npy"] = self._save(f"{name}.second.npy", part.second)
         place, sums = (self.path / f"{name}.items.{kind}" for kind in ("arrow", "sums"))
         write_items(place, items)
         write_sums(sums, place)
@@ -360,7 +371,10 @@ class IndexFolder(Catalog):
                 keys.append(image_keys(part.codes(places), part.items().column("path").take(places)))
         return np.concatenate(keys)
 
-    def _map(self) -> None:
+    def _take(self, facts: dict[str, Any]) -> None:
+        """Be the index that these facts describe."""
+        self.facts, self.n_bits, self.model = facts, facts["n_bits"], facts["model"]
+        self.second_bits = facts.get("second_bits", 0)
         for name in ("_known_keys", "_removed_keys"):
             self.__dict__.pop(name, None)
         removed = self._load_numbered("removed")
@@ -370,7 +384,7 @@ class IndexFolder(Catalog):
         self._use(parts)
 
     def _map_part(self, part: dict[str, Any], removed: np.ndarray) -> Part:
-        n_bytes, n, first = -(-self.n_bits // 8), part["n"], part["first_id"]
+        n, first = part["n"], part["first_id"]
 
         def file(kind: str) -> CheckedFile:
             return CheckedFile(self.path / f"{part['name']}.{kind}", part["files"][kind], remedy(self.path))
@@ -378,16 +392,21 @@ class IndexFolder(Catalog):
         def load(kind: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
             return np.asarray(file(kind).array(shape, dtype))
 
-        codes = load("blocks.npy", (-(-n // LANES), n_bytes, LANES), np.uint8)
-        # the kernels trust what they read: a bit too many would be counted beyond the end of an array
-        if self.n_bits % 8 and np.any(codes[:, -1] & (0xFF >> self.n_bits % 8)):
-            raise file("blocks.npy").damaged(f"it has bits past bit {self.n_bits}")
+        def load_blocks(kind: str, n_bits: int) -> np.ndarray:
+            blocks = load(kind, (-(-n // LANES), -(-n_bits // 8), LANES), np.uint8)
+            # the kernels trust what they read: a bit too many would be counted beyond the end of an array
+            if n_bits % 8 and np.any(blocks[:, -1] & (0xFF >> n_bits % 8)):
+                raise file(kind).damaged(f"it has bits past bit {n_bits}")
+            return blocks
+
+        codes = load_blocks("blocks.npy", self.n_bits)
+        second = load_blocks("second.npy", self.second_bits) if self.second_bits else None
         ids = load("ids.npy", (n,), np.int64) if first is None else first
         if not isinstance(ids, int) and (ids[0] < 0 or np.any(ids[1:] <= ids[:-1])):
             raise file("ids.npy").damaged("its ids are not in order")
         tables = None
         if "places.npy" in part["files"]:
-            pieces = n_pieces(n_bytes)
+            pieces = n_pieces(codes.shape[1])
             starts = load("starts.npy", (pieces, N_VALUES + 1), np.uint32)
             tables = Tables(starts, load("places.npy", (pieces, n), np.uint32))
             if np.any(starts[:, 1:] < starts[:, :-1]) or np.any(starts[:, -1] != n) or np.any(tables.places >= n):
@@ -408,7 +427,7 @@ class IndexFolder(Catalog):
                 arrow.by_blocks(file("items.sums"))
             return MappedItems(arrow, part["batches"])
 
-        return Part(codes, n, ids, removed, tables, items, tree, tried="tree" in part)
+        return Part(codes, n, ids, removed, tables, items, tree, tried="tree" in part, second=second)
 
     def _load_numbered(self, kind: str) -> np.ndarray:
         if not (facts := self.facts[kind]):
@@ -447,6 +466,8 @@ def read_facts(path: Path, name: str = "index.json") -> dict[str, Any]:
 def _require_order(facts: dict[str, Any]) -> None:
     """Refuse facts that have the right types but do not agree with each other."""
     names = [part["name"] for part in facts["parts"]]
+    if (facts["n_bits"] + 1) * (facts.get("second_bits", 0) + 1) > MOST_LEVELS and "second_bits" in facts:
+        raise ValueError(f"second_bits is {facts['second_bits']}")
     if len(set(names)) < len(names):
         raise ValueError(f"{names[0]} is named twice")
     for part in facts["parts"]:
@@ -458,6 +479,8 @@ def _require_order(facts: dict[str, Any]) -> None:
             raise ValueError(f"{part['name']} has half of its tables")
         if bool(part.get("tree")) != ("tree.npy" in part["files"]):
             raise ValueError(f"{part['name']} has half of its tree")
+        if ("second_bits" in facts) != ("second.npy" in part["files"]):
+            raise ValueError(f"{part['name']} has not as many second codes as the index")
         if part["first_id"] is not None and part["first_id"] + part["n"] > facts["next_id"]:
             raise ValueError(f"{part['name']} has ids that were never given")
 

@@ -20,10 +20,8 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
-from hashlens.codes import Codes
 from hashlens.codes.encoder import Encoder
 from hashlens.codes.model import GENERAL, ModelFolder
 from hashlens.data.sources import Columns, Source, open_source
@@ -116,8 +114,10 @@ def _open(path: Path, opened: Source, model: _Model, progress: Progress, kept: b
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         index = None
     if index is None:
-        n_bits, option = model.encoder.n_bits, "--index"
-        return IndexFolder.create(path, n_bits, model.facts, source=opened.address, option=option)
+        n_bits, second_bits = model.encoder.n_bits, model.encoder.second_bits
+        return IndexFolder.create(
+            path, n_bits, model.facts, second_bits=second_bits, source=opened.address, option="--index"
+        )
     if (found := index.facts.get("source")) != opened.address:
         what = f"the index of {found}" if found else "an index that was built from codes"
         raise MismatchError(f"{path} is {what}, not of {opened.address}; choose another --index")
@@ -218,9 +218,10 @@ class _Work:
         if self.skipped != before:
             _write_skipped(self.index.path, self.skipped)
         if good:
+            from hashlens.codes.encode import codes_in
+
             items = table.take(good)
-            packed = np.frombuffer(b"".join(items["code"].to_pylist()), np.uint8).reshape(len(good), -1)
-            self.index.add(Codes(packed, self.index.n_bits), items)
+            self.index.add(codes_in(items, self.index.n_bits, self.index.second_bits), items)
         self._tables, self._since = [], time.monotonic()
 
 

@@ -2,18 +2,21 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from hashlens.codes import Codes
-from hashlens.errors import MismatchError
+from hashlens.codes.bits import require_levels
+from hashlens.codes.hamming import distances as distances_between
+from hashlens.errors import MismatchError, UsageError
 from hashlens.index.base import Index, refuse
-from hashlens.index.order import Found, ordered
+from hashlens.index.order import BY, Found, ordered
 from hashlens.index.radius import Tables, is_cheaper
 from hashlens.index.tree import MANY as MANY_QUERIES
 from hashlens.index.tree import Tree, best_tree, can_build, step_of
-from hashlens.kernels import Rows, View, kernels, to_blocks
+from hashlens.kernels import Rows, View, from_blocks, kernels, to_blocks
 from hashlens.machine import blocks, in_threads, n_threads, shares
 
 QUERIES = 256  # that one thread takes at once
@@ -22,6 +25,7 @@ SHARED = 8_000_000  # bytes of codes from which several threads answer one query
 QUERIES_OF_A_TREE = 3_000  # cost as much time as building one
 WATCHED = 64  # queries after which it is seen whether trees still pay off
 UNASKED = 20_000_000  # codes, for which a tree is built without being asked for: it takes memory
+WITHOUT_TREES = (-1, False)  # what the view without them is kept under
 NO_IDS = np.empty(0, np.int64)
 
 
@@ -38,8 +42,10 @@ class Part(Rows):
         items: Callable[[], Any] = dict,  # the paths and labels of a catalog
         tree: Tree | None = None,
         tried: bool = False,  # whether a tree is faster
+        second: np.ndarray | None = None,  # blocks of the second codes
     ):
         super().__init__(blocks, n, ids)
+        self.second = second
         self.tables = tables
         self.tree, self.tried = tree, tried
         self.items = items
@@ -47,7 +53,15 @@ class Part(Rows):
 
     @classmethod
     def of(cls, codes: Codes, ids: np.ndarray | int, items: Callable[[], Any] = dict) -> "Part":
-        return cls(to_blocks(codes.packed), len(codes), ids, items=items)
+        second = None if codes.second is None else to_blocks(codes.second.packed)
+        return cls(to_blocks(codes.packed), len(codes), ids, items=items, second=second)
+
+    def of_second(self) -> "Part":
+        """The second codes, to search by these alone."""
+        assert self.second is not None
+        part = Part(self.second, len(self), self._ids)
+        part.alive = self.alive
+        return part
 
     @property
     def last_id(self) -> int:
@@ -94,8 +108,10 @@ class HammingIndex(Index):
     >>> distances, ids = index.search(codes[:5], k=10)
     """
 
-    def __init__(self, n_bits: int, parts: list[Part] | None = None):
+    def __init__(self, n_bits: int, parts: list[Part] | None = None, *, second_bits: int = 0):
         super().__init__(n_bits)
+        require_levels(n_bits, second_bits)
+        self.second_bits = second_bits  # of the second codes; 0: the index holds none
         self._use(parts or [])
 
     def _use(self, parts: list[Part]) -> None:
@@ -107,6 +123,59 @@ class HammingIndex(Index):
         self._n = sum(len(part) - part.n_removed for part in self.parts)
         self._views: dict[tuple[int, bool], View] = {}
         self._n_asked = 0
+        self.__dict__.pop("seconds", None)
+
+    @cached_property
+    def seconds(self) -> "HammingIndex":
+        """The second codes as an index of their own."""
+        return HammingIndex(self.second_bits, [part.of_second() for part in self.parts])
+
+    def search(self, codes: Codes, k: int, *, among: Any = None, by: str = "first") -> tuple[np.ndarray, np.ndarray]:
+        """The nearest k of each query: distances (q, k) int32 and ids (q, k) int64; only `among` these ids.
+
+        `by` is first, both or second (order.py); distances are those of the first code, unless it is second.
+        """
+        codes, index = self._asked_by(codes, by)
+        distances, ids = Index.search(index, codes, k, among=among)
+        return (distances // (self.second_bits + 1) if by == "both" else distances), ids
+
+    def within(self, codes: Codes, radius: int, *, among: Any = None, by: str = "first") -> list[Found]:
+        """For each query the distances and ids of all codes at most `radius` away; for `by` see `search`."""
+        codes, index = self._asked_by(codes, by)
+        found = Index.within(index, codes.first, radius, among=among)
+        if by == "both":
+            found = [self.order_ties(codes[row], *of_query) for row, of_query in enumerate(found)]
+        return found
+
+    def order_ties(self, code: Codes, distances: np.ndarray, ids: np.ndarray) -> Found:
+        """What was found for a code, which must be in the index, ordered by both codes."""
+        assert code.second is not None
+        order = np.argsort(ids)
+        places = [(part, part.places(ids[order])) for part in self.parts]
+        packed = [from_blocks(part.second, there) for part, there in places if part.second is not None]
+        theirs = Codes(np.concatenate([code.second.packed[:0], *packed]), self.second_bits)
+        return ordered(distances[order], ids[order], distances_between(code.second, theirs)[0])
+
+    def _asked_by(self, codes: Codes, by: str) -> "tuple[Codes, HammingIndex]":
+        """The codes to search with, and what to search in."""
+        self._require(codes)
+        self.require_by(by)
+        if by == "first":
+            return codes.first, self
+        if codes.second_bits != self.second_bits:
+            raise MismatchError(
+                f"the index holds second codes of {self.second_bits} bits, the query"
+                + (f" has one of {codes.second_bits}" if codes.second else " has none")
+                + "; encode it with the same model, or search by first"
+            )
+        assert codes.second is not None
+        return (codes, self) if by == "both" else (codes.second, self.seconds)
+
+    def require_by(self, by: str) -> None:
+        if by not in BY:
+            raise UsageError(f"by must be one of {', '.join(BY)}, got {by!r}")
+        if by != "first" and not self.second_bits:
+            raise UsageError(f"the index holds no second codes, so it cannot be searched by {by}; search by first")
 
     def _view(self, k: int, n_queries: int) -> View:
         """All parts, with the trees that find k results sooner."""
@@ -189,12 +258,17 @@ class HammingIndex(Index):
         for part in self.parts:
             for rows in blocks(len(part), n):
                 places = part.still(np.arange(rows.start, rows.stop))
-                yield Codes(part.codes(places), self.n_bits), part.ids(places)
+                yield self._codes(part, places), part.ids(places)
+
+    def _codes(self, part: Part, places: np.ndarray) -> Codes:
+        second = None if part.second is None else Codes(from_blocks(part.second, places), self.second_bits)
+        return Codes(part.codes(places), self.n_bits, second)
 
     def _highest(self) -> int:
         return self.parts[-1].last_id if self.parts else -1
 
     def _insert(self, codes: Codes, ids: np.ndarray) -> None:
+        codes = self.require_second(codes)
         order = np.argsort(ids, kind="stable")
         ids, first, highest = ids[order], int(ids[order[0]]), self._highest()
         refuse(self._contains(ids))
@@ -213,18 +287,30 @@ class HammingIndex(Index):
         return np.concatenate([ids[:0], *(part.ids(part.places(ids)) for part in self.parts)])
 
     def _nearest(self, codes: Codes, k: int, among: np.ndarray | None, distances: np.ndarray, ids: np.ndarray) -> None:
-        view = self._view(distances.shape[1], len(codes)) if among is None else View(self._among(among))
-        if self._n_asked >= 0:
+        if among is not None:
+            view = View(self._among(among), trees=False)
+        elif codes.second is not None:  # all that tie are read, and a tree has their places in no useful order
+            view = self._views.setdefault(WITHOUT_TREES, View(self.parts, trees=False))
+        else:
+            view = self._view(distances.shape[1], len(codes))
+        if self._n_asked >= 0 and codes.second is None:
             self._asked(len(codes))
         queries = np.ascontiguousarray(codes.packed)
+        seconds = None if codes.second is None else np.ascontiguousarray(codes.second.packed)
+
+        def nearest(rows: slice, distances: np.ndarray, ids: np.ndarray, share: int = 0, n_shares: int = 1) -> int:
+            second = (None, 0) if seconds is None else (seconds[rows], self.second_bits)
+            return kernels().nearest(view, queries[rows], self.n_bits, distances, ids, share, n_shares, *second)
+
+        every = slice(0, len(codes))
         if len(codes) <= QUERIES and (view.n_bytes < SHARED or n_threads() == 1):
-            self._watch(view, len(codes), kernels().nearest(view, queries, self.n_bits, distances, ids))
+            self._watch(view, len(codes), nearest(every, distances, ids))
             return
         tasks = blocks(len(codes), QUERIES)
         if view.n_bytes < SHARED or len(tasks) >= n_threads():
 
             def work(rows: slice) -> None:
-                n_read.append(kernels().nearest(view, queries[rows], self.n_bits, distances[rows], ids[rows]))
+                n_read.append(nearest(rows, distances[rows], ids[rows]))
 
             n_read: list[int] = []
             in_threads(work, tasks)
@@ -236,7 +322,7 @@ class HammingIndex(Index):
 
         def work_on(share: int) -> None:
             near = np.empty(distances.shape, np.int32)
-            kernels().nearest(view, queries, self.n_bits, near, found[1, share], share, n_shares)
+            nearest(every, near, found[1, share], share, n_shares)
             found[0, share] = near
 
         in_threads(work_on, range(n_shares))
@@ -265,9 +351,7 @@ class HammingIndex(Index):
         if ids is None:
             return self.parts
         chosen = [(part, part.places(ids)) for part in self.parts]
-        return [
-            Part.of(Codes(part.codes(places), self.n_bits), part.ids(places)) for part, places in chosen if len(places)
-        ]
+        return [Part.of(self._codes(part, places), part.ids(places)) for part, places in chosen if len(places)]
 
     def _sort(self) -> None:
         """Join all parts in the order of ids: equal distances are ordered by id because codes are."""
@@ -278,9 +362,21 @@ class HammingIndex(Index):
     def _joined(self) -> tuple[Codes, np.ndarray]:
         """Codes and ids of all parts, one after the other."""
         places = [part.still() for part in self.parts]
-        packed = [part.codes(still) for part, still in zip(self.parts, places, strict=True)]
+        codes = [self._codes(part, still) for part, still in zip(self.parts, places, strict=True)]
         ids = [part.ids(still) for part, still in zip(self.parts, places, strict=True)]
-        return Codes(np.concatenate(packed), self.n_bits), np.concatenate(ids)
+        return Codes.concatenate(codes), np.concatenate(ids)
+
+    def require_second(self, codes: Codes) -> Codes:
+        """Codes as the index holds them: with a second code, or without."""
+        if not self.second_bits:
+            return codes.first
+        if codes.second_bits != self.second_bits:
+            found = f"ones of {codes.second_bits}" if codes.second else "none"
+            raise MismatchError(
+                f"the index holds second codes of {self.second_bits} bits, these codes have {found}; encode with the"
+                " same model"
+            )
+        return codes
 
 
 def _within(query: np.ndarray, n_bits: int, part: Part, radius: int) -> Found:

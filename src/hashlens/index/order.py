@@ -1,16 +1,24 @@
-"""The order of hits: nearest first, and among equal distances the lowest id first, in every index and engine."""
+"""The order of hits: nearest first, and among equal distances the lowest id first, in every index and engine.
+
+Where images have a second code, a search is by
+
+first    the distance of the first code, then the id
+both     the distance of the first code, then that of the second, then the id
+second   the distance of the second code, then the id
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+BY = ("first", "both", "second")
 Found = tuple[np.ndarray, np.ndarray]  # distances int32 and ids int64 of one query, ordered by (distance, id)
 
 
-def ordered(distances: Any, ids: Any) -> Found:
+def ordered(distances: Any, ids: Any, seconds: Any = None) -> Found:
     distances, ids = np.asarray(distances).astype(np.int32), np.asarray(ids).astype(np.int64)
-    order = np.lexsort((ids, distances))
+    order = np.lexsort((ids, distances) if seconds is None else (ids, seconds, distances))
     return distances[order], ids[order]
 
 

@@ -2,12 +2,14 @@
 
 What has a copy is restored from it, and tables from the codes. Damaged codes are taken from the codes folder or made
 again from the images; damaged paths and labels are those of the codes folder whose codes are the same. What cannot be
-restored leaves the index and is counted. Ids stay the same, except where they themselves are lost.
+restored leaves the index and is counted; but where only second codes cannot be restored, the index goes on without any.
+Ids stay the same, except where they themselves are lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from hashlens.errors import DataError
 from hashlens.files import alone_in, quoted
 from hashlens.index.folder import COPY, IndexFolder, copy_file, files_of, read_facts, write_facts
 from hashlens.index.items import MappedItems, as_items
-from hashlens.kernels import LANES, Rows
+from hashlens.kernels import LANES, from_blocks
 from hashlens.progress import Progress
 
 
@@ -35,6 +37,7 @@ def repair(
         IndexFolder.open(path)  # which says what is missing
     with alone_in(path):
         facts, repaired = _facts(path)
+        had_second = "second_bits" in facts
         bad = {name for name, file in files_of(facts).items() if _is_bad(path / name, file)}
         repaired += sorted(bad)
         for name in sorted(bad):
@@ -52,7 +55,8 @@ def repair(
             write_facts(path, facts)
     index = IndexFolder.open(path)
     index.verify()
-    return {"repaired": repaired, "lost": lost, "n": len(index), "index": str(path)}
+    without = had_second and not index.second_bits
+    return {"repaired": repaired, "lost": lost, "second_lost": without, "n": len(index), "index": str(path)}
 
 
 def _build_again(path: Path) -> str:
@@ -86,13 +90,19 @@ def _is_bad(path: Path, facts: dict[str, Any]) -> bool:
 def _replace_parts(path: Path, facts: dict[str, Any], bad: set[str], given: _Given) -> int:
     """Write every part that has damaged files again, and change `facts`; returns how many images were lost."""
     wanted = [part for part in facts["parts"] if any(f"{part['name']}.{kind}" in bad for kind in part["files"])]
+    salvaged = {part["name"]: _salvage(path, part, facts, bad, given) for part in wanted}
+    if any(codes.second is None for codes, _, _ in salvaged.values()):  # of some: then all do without
+        facts.pop("second_bits", None)
+        for part in facts["parts"]:
+            part["files"].pop("second.npy", None)
     index = IndexFolder(path, facts | {"parts": [part for part in facts["parts"] if part not in wanted]})
     lost, parts = 0, []
     for part in facts["parts"]:
         if part not in wanted:
             parts.append((_first_id(path, part), part))
             continue
-        codes, items, ids = _salvage(path, part, facts["n_bits"], bad, given)
+        codes, items, ids = salvaged[part["name"]]
+        codes = index.require_second(codes)
         lost += part["n"] - len(codes)
         if ids is None:  # lost: they get new ones
             ids = np.arange(facts["next_id"], facts["next_id"] + len(codes))
@@ -111,32 +121,45 @@ def _first_id(path: Path, part: dict[str, Any]) -> int:
 
 
 def _salvage(
-    path: Path, part: dict[str, Any], n_bits: int, bad: set[str], given: _Given
+    path: Path, part: dict[str, Any], facts: dict[str, Any], bad: set[str], given: _Given
 ) -> tuple[Codes, pa.Table, np.ndarray | None]:
     """The codes, items and ids of a part: what is intact of them, and what can be restored."""
+    second_bits = facts.get("second_bits", 0)
 
     def file(kind: str) -> CheckedFile:
         return CheckedFile(path / f"{part['name']}.{kind}", part["files"][kind], "")
 
     n = part["n"]
-    has = {kind: f"{part['name']}.{kind}" not in bad for kind in ("blocks.npy", "items.arrow", "ids.npy")}
+    kinds = ("blocks.npy", "second.npy", "items.arrow", "ids.npy")
+    has = {kind: f"{part['name']}.{kind}" not in bad for kind in kinds}
     ids: np.ndarray | None = None
     if part["first_id"] is not None:
         ids = np.arange(part["first_id"], part["first_id"] + n)
     elif has["ids.npy"]:
         ids = file("ids.npy").array((n,), np.int64)
+
+    def packed(kind: str, n_bits: int) -> Codes:
+        blocks = file(kind).array((-(-n // LANES), -(-n_bits // 8), LANES), np.uint8)
+        return Codes(from_blocks(blocks, np.arange(n)), n_bits)
+
     codes = items = None
     if has["blocks.npy"]:
-        blocks = file("blocks.npy").array((-(-n // LANES), -(-n_bits // 8), LANES), np.uint8)
-        codes = Codes(Rows(blocks, n, 0).codes(np.arange(n)), n_bits)
+        codes = packed("blocks.npy", facts["n_bits"])
+        if second_bits and has["second.npy"]:
+            codes = replace(codes, second=packed("second.npy", second_bits))
     if has["items.arrow"]:
         items = MappedItems(file("items.arrow"), part["batches"]).table()
     if codes is None and items is None:
         raise damaged(path / f"{part['name']}.blocks.npy", "and so is .items.arrow", _build_again(path))
     if codes is None:
         assert items is not None
-        codes, kept = given.codes_of(items, n_bits)
+        codes, kept = given.codes_of(items)
         items = items.take(kept)
+    elif items is not None and second_bits and codes.second is None:
+        again, rows = given.codes_of(items)
+        if len(rows) == n:  # those that are intact stay, whatever another machine would round
+            codes = replace(codes, second=again.second)
+        kept = np.arange(n)
     elif items is None:
         items, kept = given.items_of(codes)
         codes = codes[kept]
@@ -156,22 +179,24 @@ class _Given:
         for folder in self.folders:
             ModelFolder.require_same(made_with, folder.model, near)
 
-    def codes_of(self, items: pa.Table, n_bits: int) -> tuple[Codes, np.ndarray]:
+    def codes_of(self, items: pa.Table) -> tuple[Codes, np.ndarray]:
         """The codes of images by their paths, and the rows of those that have one."""
         if not self.folders:
             return self._encoded(items)
         places = {path: row for row, path in enumerate(items["path"].to_pylist())}
-        packed, known = np.zeros((len(items), -(-n_bits // 8)), np.uint8), np.zeros(len(items), bool)
+        found: list[Codes] = []
+        last = np.full(len(items), -1)  # which of them is the last of each image
         for shard in shards_in_order(self.folders):
             codes, table = shard.load()
-            rows = [(places[path], row) for row, path in enumerate(table["path"].to_pylist()) if path in places]
-            for place, row in rows:
-                packed[place], known[place] = codes.packed[row], True
-        kept = np.flatnonzero(known)
-        return Codes(packed[kept], n_bits), kept
+            rows = [row for row, path in enumerate(table["path"].to_pylist()) if path in places]
+            before = sum(map(len, found))
+            last[[places[table["path"][row].as_py()] for row in rows]] = np.arange(before, before + len(rows))
+            found.append(codes[rows])
+        kept = np.flatnonzero(last >= 0)
+        return Codes.concatenate(found)[last[kept]], kept
 
     def _encoded(self, items: pa.Table) -> tuple[Codes, np.ndarray]:
-        from hashlens.codes.encode import encode_rows
+        from hashlens.codes.encode import codes_in, encode_rows
         from hashlens.codes.encoder import Encoder
         from hashlens.data.images import FileImages
 
@@ -181,8 +206,7 @@ class _Given:
         with self.progress.bar("images", len(items)) as advance:
             encoded = encode_rows(encoder, items, FileImages.of(items), advance)
         kept = np.flatnonzero(encoded["reason"].is_null().to_numpy())
-        packed = np.frombuffer(b"".join(encoded["code"].take(kept).to_pylist()), np.uint8)
-        return Codes(packed.reshape(len(kept), -(-encoder.n_bits // 8)), encoder.n_bits), kept
+        return codes_in(encoded.take(kept), encoder.n_bits, encoder.second_bits), kept
 
     def items_of(self, codes: Codes) -> tuple[pa.Table, np.ndarray]:
         """For each code the first image of the codes folder that has it and was not taken yet, and the rows found."""

@@ -36,6 +36,7 @@ class Rows:
         self._ids = ids  # ascending, or the first of consecutive ones
         self.alive: np.ndarray | None = None  # (n,) bool; None: all
         self.tree: Tree | None = None
+        self.second: np.ndarray | None = None  # blocks of a second code of the same items
 
     def __len__(self) -> int:
         return self.n
@@ -45,7 +46,7 @@ class Rows:
 
     def codes(self, places: np.ndarray) -> np.ndarray:
         """(len(places), n_bytes) uint8, packed."""
-        return np.ascontiguousarray(self.blocks[places // LANES, :, places % LANES])
+        return from_blocks(self.blocks, places)
 
 
 class View:
@@ -82,6 +83,11 @@ def to_blocks(packed: np.ndarray) -> np.ndarray:
     if whole < len(blocks):
         blocks[whole, :, : n - whole * LANES] = packed[whole * LANES :].T
     return blocks
+
+
+def from_blocks(blocks: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """(len(places), n_bytes) uint8, packed."""
+    return np.ascontiguousarray(blocks[places // LANES, :, places % LANES])
 
 
 def kernels() -> Compiled | Numpy:

@@ -15,7 +15,7 @@ from hashlens.kernels.build import library
 FIRST_ROOM = 4_096  # hits of a radius that are written down at the first attempt
 KINDS = {"i": c_int, "n": c_int64, "p": c_void_p}
 ARGUMENTS = {  # of the functions of core.c
-    "nearest": "ipnpniinnnpp",
+    "nearest": "ipnpniipiinnnpp",
     "within": "ippiinpp",
     "histogram": "ipnnpiip",
     "rank": "ipnpniippnipnnpppp",
@@ -39,6 +39,7 @@ class RowsStruct(Structure):
         ("first", c_int64),
         ("n", c_int64),
         ("tree", POINTER(TreeStruct)),
+        ("second", c_void_p),
     )
 
 
@@ -105,7 +106,8 @@ class Structs:
                 padded[: one.n] = one.alive
                 bits = np.packbits(padded, bitorder="little").view(np.uint64)
             own_ids = None if isinstance(one._ids, int) else np.ascontiguousarray(one._ids, np.int64)
-            struct.blocks, struct.alive, struct.ids = map(self._keep, (one.blocks, bits, own_ids))
+            kept = (one.blocks, bits, own_ids, one.second)
+            struct.blocks, struct.alive, struct.ids, struct.second = map(self._keep, kept)
             struct.first, struct.n = one._ids if own_ids is None else 0, one.n
             if use_tree and one.tree is not None:
                 weights = None if one.alive is None else one.tree.weights(one.alive)
@@ -135,10 +137,13 @@ class Compiled:
         ids: np.ndarray,
         share: int = 0,
         n_shares: int = 1,
+        seconds: np.ndarray | None = None,
+        second_bits: int = 0,
     ) -> int:
         rows, (n, k) = view.structs.array, distances.shape
         found = _address(distances), _address(ids)
-        asked = _address(queries), n, queries.shape[1], n_bits, k, share, n_shares
+        second = (None, 0, 0) if seconds is None else (_address(seconds), seconds.shape[1], second_bits)
+        asked = _address(queries), n, queries.shape[1], n_bits, *second, k, share, n_shares
         return _done(self._nearest(self._level, rows, len(rows), *asked, *found))
 
     def within(self, rows: Rows, query: np.ndarray, n_bits: int, radius: int) -> tuple[np.ndarray, np.ndarray]:

@@ -95,7 +95,8 @@ typedef struct {
     const uint64_t *alive; /* a bit per code; NULL: none was removed */
     const int64_t *ids;    /* ascending; NULL: first, first + 1, ... */
     int64_t first, n;
-    const tree *tree; /* NULL: read all codes */
+    const tree *tree;      /* NULL: read all codes */
+    const uint8_t *second; /* blocks of a second code of the same items; NULL: there is none */
 } part;
 
 INLINE int64_t blocks_of(int64_t n) { return (n + LANES - 1) / LANES; }
@@ -113,14 +114,18 @@ INLINE uint64_t there(const uint64_t *alive, int64_t n, int64_t block) {
 /* ---- what is kept for a query
 
  * Codes nearer than `limit` are kept; `below` of the kept are nearer, fewer than k. Places are read in ascending order,
- * so a code as far as the limit is not better than those kept at that distance. */
+ * so a code as far as the limit is not better than those kept at that distance.
+ *
+ * With a second code, a distance is that of the first times `width`, which is more than any of the second, plus that of
+ * the second: their order. The second code of a block is read only if the first of one of its codes is near enough. */
 typedef struct {
     int64_t k, room, n, below;
-    int limit;
-    int64_t *counts;     /* (n_bits + 2) kept at each distance */
+    int limit, width;
+    int64_t *counts;     /* (levels + 1) kept at each distance */
     int64_t *ids;        /* (room) */
     uint16_t *distances; /* (room) */
     uint8_t *spread;     /* of the query */
+    uint8_t *second;     /* the same of its second code, if the width is not 1 */
 } nearest;
 
 INLINE void count(nearest *s, int distance, int64_t weight) {
@@ -143,11 +148,21 @@ static void sort_out(nearest *s) {
     s->n = n;
 }
 
-static void scan(const level *l, const part *p, int64_t begin, int64_t end, int n_bytes, nearest *s) {
-    uint16_t distances[LANES];
-    uint64_t mask;
+static void scan(
+    const level *l, const part *p, int64_t begin, int64_t end, int n_bytes, int second_bytes, nearest *s) {
+    uint16_t distances[LANES], seconds[LANES];
+    uint64_t mask, all;
     int64_t block = begin;
-    while ((block = l->next_near(p->blocks, block, end, s->spread, n_bytes, s->limit, distances, &mask)) < end) {
+    int width = s->width, limit;
+    for (;; block++) {
+        limit = width == 1 ? s->limit : (s->limit + width - 1) / width;
+        block = l->next_near(p->blocks, block, end, s->spread, n_bytes, limit, distances, &mask);
+        if (block >= end) return;
+        if (width > 1) {
+            l->next_near(p->second, block, block + 1, s->second, second_bytes, width, seconds, &all);
+            for (int lane = 0; lane < LANES; lane++)
+                distances[lane] = (uint16_t)(distances[lane] * width + seconds[lane]);
+        }
         if (s->n + LANES > s->room) sort_out(s);
         for (mask &= there(p->alive, p->n, block); mask; mask &= mask - 1) {
             int lane = __builtin_ctzll(mask), distance = distances[lane];
@@ -156,14 +171,13 @@ static void scan(const level *l, const part *p, int64_t begin, int64_t end, int 
             s->ids[s->n++] = id_at(p, block * LANES + lane);
             count(s, distance, 1);
         }
-        block++;
     }
 }
 
 /* In the order of (distance, id); the places after the last are -1. */
-static void write_out(nearest *s, int n_bits, int32_t *distances, int64_t *ids) {
-    int64_t starts[n_bits + 2], farthest = s->limit < n_bits ? s->limit : n_bits, n = 0;
-    memset(starts, 0, sizeof starts);
+static void write_out(nearest *s, int levels, int32_t *distances, int64_t *ids) {
+    int64_t *starts = s->counts, farthest = smaller(s->limit, levels - 1), n = 0; /* the counts have done their work */
+    memset(starts, 0, 8 * (levels + 1));
     for (int64_t i = 0; i < s->n; i++)
         if (s->distances[i] <= farthest) starts[s->distances[i] + 1]++;
     for (int64_t d = 1; d <= farthest; d++) starts[d] += starts[d - 1];
@@ -307,12 +321,15 @@ static int climb(const level *l, const part *p, const uint8_t *query, int n_byte
 /* ---- what Python calls; all give -1 if there is no memory */
 
 /* The nearest k of each query among one of `n_shares` shares of all parts, whose ids ascend from part to part:
- * distances (n_queries, k) and ids (n_queries, k), -1 where there are fewer. Returns how many blocks of trees were
+ * distances (n_queries, k) and ids (n_queries, k), -1 where there are fewer. With second codes of the queries, which all
+ * parts must have too and trees do not, distances are those of both (see above). Returns how many blocks of trees were
  * read. */
 EXPORT int64_t hashlens_nearest(
     int number, const part *parts, int64_t n_parts, const uint8_t *queries, int64_t n_queries, int n_bytes, int n_bits,
-    int64_t k, int64_t share, int64_t n_shares, int32_t *distances, int64_t *ids) {
+    const uint8_t *seconds, int second_bytes, int second_bits, int64_t k, int64_t share, int64_t n_shares,
+    int32_t *distances, int64_t *ids) {
     const level *l = LEVELS + number;
+    int width = seconds ? second_bits + 1 : 1, levels = (n_bits + 1) * width;
     int64_t n_codes = 0, n_groups = 0, n_read = -1;
     for (int64_t i = 0; i < n_parts; i++) {
         n_codes += parts[i].n;
@@ -320,7 +337,7 @@ EXPORT int64_t hashlens_nearest(
         if (groups > n_groups) n_groups = groups;
     }
     int64_t space = smaller(2 * k + 256, n_codes + LANES); /* sorting out leaves at most k */
-    int64_t line = (10 * space + 8 * (n_bits + 2) + LANES * n_bytes + 64) / 64 * 64;
+    int64_t line = (10 * space + 8 * (levels + 1) + LANES * (n_bytes + second_bytes) + 64) / 64 * 64;
     int64_t most = smaller(n_queries, smaller(QUERIES, MEMORY / line + 1));
     nearest *states = malloc(most * sizeof(nearest));
     uint8_t *memory = aligned_alloc(64, most * line + 64);
@@ -333,12 +350,14 @@ EXPORT int64_t hashlens_nearest(
         for (int64_t q = 0; q < n; q++) {
             uint8_t *at = memory + q * line;
             nearest *s = states + q;
-            *s = (nearest){.k = k, .room = space, .limit = n_bits + 1, .spread = at};
-            s->counts = (int64_t *)(at + LANES * n_bytes);
-            s->ids = s->counts + n_bits + 2;
+            *s = (nearest){.k = k, .room = space, .limit = levels, .width = width, .spread = at};
+            s->second = at + LANES * n_bytes;
+            s->counts = (int64_t *)(s->second + LANES * second_bytes);
+            s->ids = s->counts + levels + 1;
             s->distances = (uint16_t *)(s->ids + space);
-            memset(s->counts, 0, 8 * (n_bits + 2));
+            memset(s->counts, 0, 8 * (levels + 1));
             l->spread(queries + (first + q) * n_bytes, n_bytes, s->spread);
+            if (seconds) l->spread(seconds + (first + q) * second_bytes, second_bytes, s->second);
         }
         for (const part *p = parts; p < parts + n_parts; p++) {
             if (p->tree) {
@@ -350,10 +369,10 @@ EXPORT int64_t hashlens_nearest(
             int64_t tile = n == 1 ? n_blocks + 1 : TILE / (LANES * n_bytes) + 1;
             for (int64_t begin = n_blocks * share / n_shares; begin < end; begin += tile)
                 for (int64_t q = 0; q < n; q++)
-                    scan(l, p, begin, smaller(begin + tile, end), n_bytes, states + q);
+                    scan(l, p, begin, smaller(begin + tile, end), n_bytes, second_bytes, states + q);
         }
         for (int64_t q = 0; q < n; q++)
-            write_out(states + q, n_bits, distances + (first + q) * k, ids + (first + q) * k);
+            write_out(states + q, levels, distances + (first + q) * k, ids + (first + q) * k);
     }
     n_read = r.n_read;
 end:

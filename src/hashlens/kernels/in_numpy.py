@@ -23,9 +23,14 @@ class Numpy:
         ids: np.ndarray,
         share: int = 0,
         n_shares: int = 1,
+        seconds: np.ndarray | None = None,
+        second_bits: int = 0,
     ) -> int:
-        """The nearest k of each query, (n_queries, k), in one of `n_shares` shares of the rows; -1 after the last."""
-        k = distances.shape[1]
+        """The nearest k of each query, (n_queries, k), in one of `n_shares` shares of the rows; -1 after the last.
+
+        With second codes of the queries, a distance is that of the first times second_bits + 1 plus that of the second.
+        """
+        k, width = distances.shape[1], second_bits + 1 if seconds is not None else 1
         distances[:], ids[:] = -1, -1
         for row, query in enumerate(queries):
             apart, theirs = [np.empty(0, np.uint16)], [np.empty(0, np.int64)]
@@ -33,10 +38,15 @@ class Numpy:
                 n_blocks = len(rows.blocks)
                 begin, end = n_blocks * share // n_shares, n_blocks * (share + 1) // n_shares
                 d, places = _distances(rows, begin, end, query)
+                if seconds is not None:
+                    assert rows.second is not None
+                    of_second = Rows(rows.second, rows.n, 0)
+                    of_second.alive = rows.alive
+                    d = d * np.uint16(width) + _distances(of_second, begin, end, seconds[row])[0]
                 apart.append(d)
                 theirs.append(rows.ids(places))
             d = np.concatenate(apart)
-            counts = np.bincount(d, minlength=n_bits + 1)
+            counts = np.bincount(d, minlength=(n_bits + 1) * width)
             limit = np.searchsorted(np.cumsum(counts), k)  # nothing farther is among the nearest
             near = np.flatnonzero(d <= limit)
             best = near[np.argsort(d[near], kind="stable")[:k]]

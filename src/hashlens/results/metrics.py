@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 
 from hashlens.codes import Codes
-from hashlens.codes.hamming import count_by_distance
-from hashlens.data.labels import Labels, require_comparable
+from hashlens.codes.hamming import count_by_distance, distances
+from hashlens.data.labels import Labels, relevant, require_comparable
 from hashlens.errors import DataError, MismatchError, UsageError
+from hashlens.machine import in_threads
 
 TIES = {
     "stable": "ties in database order",
@@ -94,6 +95,8 @@ class Ranking:
     stable_found: np.ndarray  # (q,) int64, the same for topk
     stable_sum: np.ndarray  # (q,) float64, sum of P(i) rel_i in the stable order
     unlearned: "Ranking | None" = None  # the same queries among items that were not learned from; see `_unlearned`
+    both: "Ranking | None" = None  # with ties ordered by the second code; only what the stable order needs is right
+    second: "Ranking | None" = None  # by the second code alone
 
     @property
     def n_database(self) -> int:
@@ -216,7 +219,32 @@ def evaluate_ranking(
     unlearned = None
     if learned is not None:
         unlearned = _unlearned(query, database, query_labels, database_labels, ~np.asarray(learned, bool), topk)
-    return Ranking(definition, topk, tuple(at), items, hits, stable_hits_at, stable_found, precision_sum, unlearned)
+    ranking = Ranking(definition, topk, tuple(at), items, hits, stable_hits_at, stable_found, precision_sum, unlearned)
+    if query.second is None or database.second is None:
+        return ranking
+    how: dict[str, Any] = {"topk": topk, "ties": ties, "divisor": divisor, "empty": empty, "at": at}
+    second = evaluate_ranking(query.second, database.second, query_labels, database_labels, **how)
+    return replace(ranking, both=_by_both(ranking, query, database, query_labels, database_labels), second=second)
+
+
+def _by_both(ranking: Ranking, query: Codes, database: Codes, query_labels: Labels, database_labels: Labels) -> Ranking:
+    """The stable order where equal distances are ordered by the second code first, one query at a time."""
+    asked, searched = query.second, database.second
+    assert asked is not None and searched is not None
+    k = min(ranking.topk or len(database), len(database))
+    at = np.array([*ranking.at, k])
+    found, sums = np.zeros((len(query), len(at)), np.int64), np.zeros(len(query))
+
+    def work(row: int) -> None:
+        apart = distances(query[row].first, database.first)[0].astype(np.int64) * (query.second_bits + 1)
+        apart += distances(asked[row], searched)[0]
+        hits = relevant(query_labels[[row]], database_labels)[0][np.argsort(apart, kind="stable")]
+        so_far = hits.cumsum()
+        found[row] = so_far[at - 1]
+        sums[row] = (so_far[:k] / np.arange(1, k + 1))[hits[:k]].sum()
+
+    in_threads(work, range(len(query)))
+    return replace(ranking, stable_hits_at=found[:, :-1], stable_found=found[:, -1], stable_sum=sums)
 
 
 def _unlearned(
@@ -261,6 +289,14 @@ def _among_unlearned(metric: Callable[[Ranking], float]) -> Callable[[Ranking], 
     return lambda ranking: metric(ranking.unlearned) if ranking.unlearned else None
 
 
+def _both(ranking: Ranking) -> float | None:
+    return ranking.both.mean_average_precision(MapDefinition("stable")) if ranking.both else None
+
+
+def _second(ranking: Ranking) -> float | None:
+    return ranking.second.mean_average_precision(MapDefinition("stable")) if ranking.second else None
+
+
 def _at(name: str) -> Callable[[Ranking, int], float]:
     """Mean over all orders of ties."""
     return lambda ranking, n: getattr(ranking, name)("expected")[ranking.at.index(n)]
@@ -287,11 +323,21 @@ METRICS = (
         "MAP of a random ranking of those images.",
         _among_unlearned(_random),
     ),
+    Metric("map_both", "MAP, both codes", "MAP with ties ordered by the second code.", _both, column=False),
+    Metric("map_second", "MAP, second code", "MAP by the second code alone.", _second, column=False),
     Metric("map_best", "MAP, best ties", "MAP with ties in the best order.", _map("best"), column=False),
     Metric("map_worst", "MAP, worst ties", "MAP with ties in the worst order.", _map("worst"), column=False),
     Metric("precision_radius", "Precision within radius {n}", "Mean precision of look-ups.", _within(0), "radius"),
     Metric("empty_radius", "Nothing within radius {n}", "Share of queries that find nothing.", _within(1), "radius"),
     Metric("precision_at", "Precision at {n}", "Mean over all tie orders.", _at("precision_at"), "precision_at", False),
+    Metric(
+        "precision_both_at",
+        "Precision at {n}, both codes",
+        "With ties ordered by the second code.",
+        lambda ranking, n: ranking.both and ranking.both.precision_at("stable")[ranking.at.index(n)],
+        "precision_at",
+        False,
+    ),
     Metric("recall_at", "Recall at {n}", "Mean over all tie orders.", _at("recall_at"), "recall_at", False),
 )
 NUMBERS = {"radius": (2,), "precision_at": (100, 500, 1000), "recall_at": ()}

@@ -253,6 +253,9 @@ def headline(result: dict[str, Any]) -> str:
     if "map" in scores:
         lines.append(f"MAP {scores['map']:.4f}   {scores['definition']}")
         lines.append(f"    {scores['map_tie_aware']:.4f}   tie-aware: expected over all orders of equal distances")
+        if scores.get("map_both") is not None:
+            lines.append(f"    {scores['map_both']:.4f}   ties ordered by the second code (search --by both)")
+            lines.append(f"    {scores['map_second']:.4f}   by the second code alone (search --by second)")
         lines.append(f"    {scores['map_random']:.4f}   a random ranking")
         if scores["map_unlearned"] is None:
             lines.append("    –        among unlearned images: too few, no two of them share a label; add images")

@@ -1,6 +1,7 @@
 """Search: an image, an id or a code in, the nearest images of an index out, as plain data, as text or as a page.
 
-Equal distances are ordered by id, and an answer says how many images tie at its last distance.
+Equal distances are ordered by the second code, where images have one, then by id (index/order.py); an answer says by
+what, and how many images tie at its last distance.
 """
 
 from __future__ import annotations
@@ -133,43 +134,67 @@ class Searcher:
         radius: int | None = None,
         label: str | None = None,
         histogram: bool = False,
+        by: str | None = None,
     ) -> dict[str, Any]:
         """The nearest k images, by default 10; with a radius all within it; with both, the nearest k within it.
 
         Parameters
         ----------
-        query : an image (Path, bytes, PIL or uint8 array), an id (int), a code (`Codes`), or text: a code in hex or a
-            path.
+        query : an image (Path, bytes, PIL or uint8 array), an id (int), a code (`Codes`), or text: a code in hex,
+            perhaps followed by the second code, or a path.
         label : search only images that have this label.
         histogram : also count the searched images at each distance, which reads all codes once more.
+        by : "first": by the first code alone. "both": equal distances are ordered by the second code. "second": by the
+            second code alone, for images of classes that were not learned from. The default is both where the index
+            and the query have a second code and no engine is asked, and first elsewhere.
 
         Returns
         -------
-        query, hits in the order of (distance, id), ties at the last distance, histogram (the number of searched images
-        at each distance from 0 to n_bits), timing_ms and facts of the index. The histogram and the total of the ties
-        are None unless they are asked for, and if an engine finds the hits.
+        query, by, n_bits of the code that distances and radius are of, hits, ties at the last distance, histogram (the
+        number of searched images at each distance from 0 to n_bits), timing_ms and facts of the index. The histogram
+        and the total of the ties are None unless they are asked for, and if an engine finds the hits. By both, a hit
+        also has the second_distance.
         """
         require_numbers(k, radius)
-        return self.on_disk(lambda now: now._search(query, k, radius, label, histogram))
+        if by is not None:
+            self.index.require_by(by)
+        return self.on_disk(lambda now: now._search(query, k, radius, label, histogram, by))
 
     def _search(
-        self, query: Any, k: int | None, radius: int | None, label: str | None, histogram: bool = False
+        self,
+        query: Any,
+        k: int | None,
+        radius: int | None,
+        label: str | None,
+        histogram: bool = False,
+        by: str | None = None,
     ) -> dict[str, Any]:
         if not len(self.index):
             raise EmptyIndex("the index has no images; add some with: hashlens index add INDEX CODES")
         asked = self.encode(query)
         start = time.perf_counter()
+        by = self._by(asked.code, by)
+        place, code = (self.index.seconds, asked.code.second) if by == "second" else (self.index, asked.code.first)
+        assert code is not None
         among = None if label is None else self.index.ids_with(label)
-        tables = radius is not None and among is None and not self.engine and self.index.looks_up(radius)
-        distances, ids = self._nearest(asked.code, k, radius, among, tables)
-        counted = self.index.histogram(asked.code, among=among).tolist() if histogram and not self.engine else None
+        tables = radius is not None and among is None and not self.engine and place.looks_up(radius)
+        distances, ids = self._nearest(asked.code, k, radius, among, tables, by)
+        counted = place.histogram(code, among=among).tolist() if histogram and not self.engine else None
         found = time.perf_counter()
         items = self.index.lookup(ids)
         hits = [{"id": i, "distance": d, **items[i]} for d, i in zip(distances.tolist(), ids.tolist(), strict=True)]
+        query_codes = {"code": _hex(asked.code)}
+        if asked.code.second is not None:
+            query_codes["second"] = _hex(asked.code.second)
+        if by == "both":
+            for hit in hits:
+                hit["second_distance"] = (int(hit["second"], 16) ^ int(query_codes["second"], 16)).bit_count()
         seconds = {"decode": asked.decode, "encode": asked.encode, "search": found - start}
         seconds["items"] = time.perf_counter() - found
         return {
-            "query": {"code": asked.code.packed[0].tobytes().hex(), **asked.facts},
+            "query": {**query_codes, **asked.facts},
+            "by": by,
+            "n_bits": place.n_bits,
             "hits": hits,
             "ties": _ties(distances, counted),
             "histogram": counted,
@@ -177,14 +202,33 @@ class Searcher:
             "index": self.facts(),
         }
 
+    def _by(self, code: Codes, by: str | None) -> str:
+        """What a search is by, where the user does not say; or a refusal of what they say."""
+        known = self.index.second_bits and code.second is not None
+        if by is None:
+            return "both" if known and self.engine is None else "first"
+        self.index.require_by(by)
+        if by != "first" and not known:
+            raise UsageError(
+                f"this query has no second code, so it cannot be searched by {by}; give an image, an id, or a code that"
+                " the second code follows"
+            )
+        if by == "second" and self.engine is not None:
+            raise UsageError("an engine holds the first codes alone, so it cannot be searched by second; omit --engine")
+        return by
+
+    def parse_code(self, text: str) -> Codes:
+        """A code in hex, perhaps followed by the second code."""
+        return parse_code(text, self.index.n_bits, self.index.second_bits)
+
     def encode(self, query: Any) -> Query:
-        """The code of a query."""
+        """The code of a query, with its second code where it is known."""
         n_bits = self.index.n_bits
         if isinstance(query, int | np.integer) and not isinstance(query, bool):
             item = dict(self.item(int(query)))
-            return Query(parse_code(item.pop("code"), n_bits), item)
+            return Query(self.parse_code(item.pop("code") + item.pop("second", "")), item)
         if isinstance(query, str):
-            query = parse_code(query, n_bits) if is_code(query) else Path(query)
+            query = self.parse_code(query) if is_code(query) else Path(query)
         if isinstance(query, Codes):
             if query.n_bits != n_bits or len(query) != 1:
                 raise MismatchError(
@@ -214,37 +258,45 @@ class Searcher:
 
     def facts(self) -> dict[str, Any]:
         exact = (self.engine or self.index).exact
-        return {"n": len(self.index), "n_bits": self.index.n_bits, "exact": exact, "model": self.index.model}
+        lengths = {"n_bits": self.index.n_bits, "second_bits": self.index.second_bits}
+        return {"n": len(self.index), **lengths, "exact": exact, "model": self.index.model}
 
     def item(self, id_: int) -> dict[str, Any]:
-        """Id, path, labels and code of an id."""
+        """Id, path, labels and codes of an id."""
         found = self.index.lookup([id_]) if abs(id_) < 2**63 else {}
         if id_ not in found:
             raise NoSuchImage(f"the index has no image {id_}; it was removed, or never added")
         return found[id_]
 
     def _nearest(
-        self, code: Codes, k: int | None, radius: int | None, among: np.ndarray | None, tables: bool
+        self, code: Codes, k: int | None, radius: int | None, among: np.ndarray | None, tables: bool, by: str
     ) -> tuple[np.ndarray, np.ndarray]:
         """Distances and ids of the answer, without padding; an engine may hold what was removed from the index."""
-        place: Index = self.engine or self.index
+        place: Any = self.engine or self.index
+        how: dict[str, Any] = {"among": among} if self.engine else {"among": among, "by": by}
 
         def present(distances: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             there = np.isin(ids, self.index.contains(ids)) if self.engine else ids >= 0
             return distances[there], ids[there]
 
+        def all_within(radius: int) -> tuple[np.ndarray, np.ndarray]:
+            found = present(*place.within(code, radius, **how)[0])
+            return self.index.order_ties(code, *found) if self.engine and by == "both" else found
+
         if radius is not None and (k is None or tables):
-            distances, ids = present(*place.within(code, radius, among=among)[0])
+            distances, ids = all_within(radius)
             return distances[:k], ids[:k]
         most = min(k or K, len(self.index))
         asked = most
         while True:
-            (found_at,), (found,) = place.search(code, asked, among=among)
+            (found_at,), (found,) = place.search(code, asked, **how)
             distances, ids = (values[:most] for values in present(found_at, found))
             if len(ids) == most or found[-1] < 0:
                 break
             asked *= 2  # some of them were removed from the index since the engine got its copy
-        near = distances <= (self.index.n_bits if radius is None else radius)
+        if self.engine and by == "both" and len(ids):  # an engine orders by the first code: all that tie are needed
+            distances, ids = (values[:most] for values in all_within(int(distances[-1])))
+        near = distances <= (2**31 - 1 if radius is None else radius)
         return distances[near], ids[near]
 
 
@@ -267,7 +319,7 @@ def open_index(source: Path | str, model: Path | str | None = None, **options: A
     from hashlens.codes.folder import open_together, shards_in_order
 
     folders = open_together([path])
-    index = Catalog(path, folders[0].n_bits, folders[0].model)
+    index = Catalog(path, folders[0].n_bits, folders[0].model, second_bits=folders[0].second_bits)
     for shard in shards_in_order(folders):
         if shard.n:
             index.add(*shard.load())
@@ -311,6 +363,10 @@ def search_folder(
     from hashlens.index.library import index_of
 
     return open_searcher(index_of(source, model, at=index, progress=progress), model)
+
+
+def _hex(code: Codes) -> str:
+    return code.packed[0].tobytes().hex()
 
 
 def _ties(distances: np.ndarray, histogram: list[int] | None) -> dict[str, int | None] | None:

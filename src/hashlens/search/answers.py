@@ -12,6 +12,7 @@ from hashlens.files import shown
 from hashlens.index.catalog import Catalog
 from hashlens.search.queries import QueryImage
 
+ORDERS = {"first": "", "both": ", ties by the second code", "second": ", by the second code"}
 THUMBNAIL = 192  # pixels, twice what pages show
 
 
@@ -20,15 +21,21 @@ def describe_answer(name: str, answer: dict[str, Any]) -> str:
     index, hits, ties = answer["index"], answer["hits"], answer["ties"]
     times = "  ".join(f"{key} {value:.1f} ms" for key, value in answer["timing_ms"].items() if key != "items")
     exact = "exact" if index["exact"] else "approximate"
-    code = f"{index['n_bits']} bits {grouped(answer['query']['code'])}"
-    lines = [f"{shown(name)} · {code} · {times} · {index['n']:,} images, {exact}"]
+    code = f"{answer['n_bits']} bits {grouped(answer['query']['second' if answer['by'] == 'second' else 'code'])}"
+    lines = [f"{shown(name)} · {code} · {times} · {index['n']:,} images, {exact}{ORDERS[answer['by']]}"]
     if not hits:
         return "\n".join([*lines, _nothing(answer)])
     labels = [shown(", ".join(hit["labels"] or [])) for hit in hits]
     width = max(map(len, ["label", *labels])) if any(labels) else 0
-    rows = [(f"{rank}", hit["distance"], label, shown(hit["path"])) for rank, hit, label in zip(count(1), hits, labels)]
-    for rank, distance, label, path in [("rank", "bits apart", "label", "path"), *rows]:
-        lines.append(f"{rank:>5}  {distance:>10}  " + (f"{label:<{width}}  " if width else "") + path)
+    head = [("rank", "bits apart", "second", "label", "path")]
+    rows = [
+        (f"{rank}", hit["distance"], hit.get("second_distance"), label, shown(hit["path"]))
+        for rank, hit, label in zip(count(1), hits, labels)
+    ]
+    for rank, distance, second, label, path in [*head, *rows]:
+        columns = [f"{rank:>5}", f"{distance:>10}", f"{second:>6}" if answer["by"] == "both" else ""]
+        columns += [f"{label:<{width}}" if width else "", path]
+        lines.append("  ".join(column for column in columns if column))
     if (ties["total"] or 0) > ties["shown"]:
         d = ties["distance"]
         lines[-1] += f"        {ties['total'] - ties['shown']:,} more at distance {d} (show them: --radius {d})"
@@ -72,6 +79,12 @@ def write_page(
     ]
     of = answers[0][0] if len(answers) == 1 else f"{len(answers):,} queries"
     report.write_page(
-        path, "search.html.j2", title=f"Nearest images to {of}", rows=rows, grouped=grouped, nothing=_nothing
+        path,
+        "search.html.j2",
+        title=f"Nearest images to {of}",
+        rows=rows,
+        grouped=grouped,
+        nothing=_nothing,
+        orders=ORDERS,
     )
     return sum(image is None for row in rows for _, image in row["hits"])

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,19 @@ from hashlens.errors import DataError, UsageError
 from hashlens.files import expanded
 
 
-def parse_code(text: str, n_bits: int) -> Codes:
-    """
+def parse_code(text: str, n_bits: int, second_bits: int = 0) -> Codes:
+    """A code in hex, which the second code may follow where there is one.
+
     >>> parse_code("9f3c 21a0 77e4", 48).packed.tolist()
     [[159, 60, 33, 160, 119, 228]]
     """
-    n_digits = 2 * -(-n_bits // 8)
+    n_digits, n_more = 2 * -(-n_bits // 8), 2 * -(-second_bits // 8)
+    digits = "".join(text.split())
+    if second_bits and len(digits) == n_digits + n_more:
+        second = parse_code(digits[n_digits:], second_bits)
+        return replace(parse_code(digits[:n_digits], n_bits), second=second)
     try:
-        packed = bytes.fromhex("".join(text.split()))
+        packed = bytes.fromhex(digits)
     except ValueError as error:
         raise UsageError(f"a code has {n_digits} hex digits, such as {'9f3c21a0' * 8:.{n_digits}}") from error
     if len(packed) * 2 != n_digits:

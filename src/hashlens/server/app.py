@@ -26,7 +26,6 @@ from hashlens.data.images import MAX_BYTES, UnreadableImage
 from hashlens.data.thumbnails import file_of
 from hashlens.index.catalog import Catalog
 from hashlens.search import Searcher
-from hashlens.search.queries import parse_code
 from hashlens.server.access import ANYONE, Access
 from hashlens.server.guard import REQUEST, Guard
 from hashlens.server.limits import USUAL, Limits
@@ -98,7 +97,8 @@ def _add_search(app: FastAPI, service: Service) -> None:
     limits = service.limits
 
     def search_now(query: Any, asked: Asked) -> dict[str, Any]:
-        found = service.searcher.search(query, asked.how_many(limits), asked.radius, asked.label, asked.histogram)
+        how = asked.how_many(limits), asked.radius, asked.label, asked.histogram, asked.by
+        found = service.searcher.search(query, *how)
         for hit in found["hits"]:
             hit["thumb"] = f"/v1/items/{hit['id']}/thumb"
         return found
@@ -110,6 +110,7 @@ def _add_search(app: FastAPI, service: Service) -> None:
             "code": packed.hex(),
             "base64": base64.b64encode(packed).decode(),
             "n_bits": found.code.n_bits,
+            **({} if (second := found.code.second) is None else {"second": second.packed[0].tobytes().hex()}),
             "timing_ms": {"decode": round(1000 * found.decode, 2), "encode": round(1000 * found.encode, 2)},
         }
 
@@ -121,8 +122,7 @@ def _add_search(app: FastAPI, service: Service) -> None:
 
         async def by_json(asked: Asked) -> dict[str, Any]:
             def query_and_work() -> dict[str, Any]:
-                n_bits = service.searcher.index.n_bits
-                return work(asked.id if asked.code is None else parse_code(asked.code, n_bits), asked)
+                return work(asked.id if asked.code is None else service.searcher.parse_code(asked.code), asked)
 
             return await service.searches.run(query_and_work)
 
@@ -141,7 +141,7 @@ def _add_search(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/search",
         summary="The nearest images to an image, an id or a code",
-        **documented("k", "radius", "label", "histogram"),
+        **documented("k", "radius", "label", "histogram", "by"),
     )
     async def search(request: Request) -> JSONResponse:
         return await answer(request, search_now)

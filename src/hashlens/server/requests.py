@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Path as InPath
 from fastapi import Request
@@ -27,11 +27,16 @@ class Asked(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     id: int | None = Field(None, ge=0, le=MAX_ID, description="An image of the index.")
-    code: str | None = Field(None, max_length=MAX_FIELD, description="A code in hex, first bit highest.")
+    code: str | None = Field(
+        None, max_length=MAX_FIELD, description="A code in hex, first bit highest; the second code may follow."
+    )
     k: int | None = Field(None, ge=1, description="Number of results; 20 if neither this nor a radius is given.")
     radius: int | None = Field(None, ge=0, le=2**15, description="Maximum Hamming distance.")
     label: str | None = Field(None, max_length=1_000, description="Search only images with this label.")
     histogram: bool = Field(False, description="Count the images at each distance, which takes longer.")
+    by: Literal["first", "both", "second"] | None = Field(
+        None, description="Code to search by; both: equal distances by the second, the default where there is one."
+    )
 
     def how_many(self, limits: Limits) -> int:
         k = self.k or min(20 if self.radius is None else limits.max_k, limits.max_k)

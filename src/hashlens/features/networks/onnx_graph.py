@@ -11,6 +11,8 @@ from torch import fx, nn
 from hashlens.data.resize import bicubic
 from hashlens.features.networks.normalise import Normalise
 
+OUTPUTS = ("output", "second")  # of the hash layer, and of the second code
+
 
 class UnsupportedModule(Exception):
     """A layer, or a layer option, that the ONNX writer does not support."""
@@ -34,6 +36,7 @@ class _Writer:
         from onnx import TensorProto, helper
 
         names: dict[fx.Node, str] = {}
+        joined: list[str] = []
         for node in self.folded.graph.nodes:
             if node.op == "placeholder":
                 names[node] = "input"
@@ -41,8 +44,12 @@ class _Writer:
                 names[node] = self.layer(self.folded.get_submodule(node.target), names[node.args[0]], node.args[0])
             elif node.op == "call_function" and node.target is operator.add:
                 names[node] = self.add("Add", names[node.args[0]], names[node.args[1]])
+            elif node.op == "call_function" and node.target is torch.cat and next(iter(node.users)).op == "output":
+                joined = [names[one] for one in node.args[0]]  # the first code and the second
             elif node.op == "output":
-                self.nodes.append(helper.make_node("Identity", [names[node.args[0]]], ["output"]))
+                ends = joined or [names[node.args[0]]]
+                for end, name in zip(ends, OUTPUTS, strict=False):
+                    self.nodes.append(helper.make_node("Identity", [end], [name]))
             else:
                 raise UnsupportedModule(str(node.target))
         kind = helper.np_dtype_to_tensor_dtype(self.example.dtype)
@@ -50,7 +57,7 @@ class _Writer:
             self.nodes,
             "hashlens",
             [helper.make_tensor_value_info("input", kind, ["batch", *self.example.shape[1:]])],
-            [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in OUTPUTS[: len(ends)]],
             self.constants,
         )
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)

@@ -17,9 +17,9 @@ from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
 from hashlens.features.extractor import Extractor, is_features
 from hashlens.features.networks import OWN, Network, build_blocks, describe_network, network_info
 from hashlens.features.networks.inference import choose_device, prepare_cpu, set_layout
-from hashlens.hashers.base import Hasher, never
-from hashlens.hashers.deep.heads import HEADS, build_head, plain
-from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs, Windows
+from hashlens.hashers.base import SECOND, Hasher, never
+from hashlens.hashers.deep.heads import HEADS, BothCodes, build_head, plain
+from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs, Windows, outputs_of
 from hashlens.hashers.deep.training import RECIPE, Training, fast_bfloat16, train
 from hashlens.hashers.losses import Loss
 from hashlens.progress import Progress
@@ -139,6 +139,8 @@ class DeepHasher(Hasher):
             stop=stop,
         )
         self._keep(loss)
+        if self.second_bits:
+            self._learn_second(outputs_of(network[:-1], inputs).numpy())
         with torch.random.fork_rng():  # new layers draw weights
             self.network_[-1] = plain(self.network_[-1].cpu())
         set_layout(self.network_.to("cpu"), torch.contiguous_format).eval()
@@ -227,7 +229,11 @@ class DeepHasher(Hasher):
     def _whole(self) -> Extractor:
         """The whole network; its frozen part is the stem, which models with the same frozen part can share."""
         cut = 1 + self.frozen_blocks_ if self.frozen_blocks_ else 0  # the preprocessing comes first
-        return Extractor.of_network(self.network_, self.image_size_, cut=cut, device=self.training.device)
+        network = self.network_
+        if self.second_bits_:
+            head = BothCodes(network[-1], self.second_mean_, self.second_projection_)
+            network = nn.Sequential(*list(network)[:-1], head)
+        return Extractor.of_network(network, self.image_size_, cut=cut, device=self.training.device)
 
     def _project(self, X: np.ndarray) -> np.ndarray:
         """Outputs of the network, which are all there is to do, or features."""
@@ -252,11 +258,12 @@ class DeepHasher(Hasher):
         arrays = {name: value.numpy() for name, value in self.network_.state_dict().items()}
         if self.backbone_.startswith(OWN):
             arrays["probe"] = self.probe_
-        return learned, arrays | {name: getattr(self, f"{name}_") for name in self.beside_network}
+        beside = (*self.beside_network, *SECOND) if self.second_bits_ else self.beside_network
+        return learned, arrays | {name: getattr(self, f"{name}_") for name in beside}
 
     def _restore(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         arrays = dict(arrays)
-        for name in self.beside_network:
+        for name in (*self.beside_network, *(name for name in SECOND if name in arrays)):
             setattr(self, f"{name}_", arrays.pop(name))
         self.backbone_ = conform(config["backbone"], TEXT, "backbone")
         self.image_size_ = conform(config["image_size"], whole(0, 4096), "image_size")

@@ -100,6 +100,21 @@ def plain(head: nn.Module) -> nn.Module:
     return head
 
 
+class BothCodes(nn.Module):
+    """The outputs of the hash layer and, beside them, those of the second code (hashers/second.py)."""
+
+    def __init__(self, first: nn.Module, mean: np.ndarray, projection: np.ndarray):
+        super().__init__()
+        self.first = first
+        self.second = nn.Linear(*projection.shape)
+        weight, bias = projection.T, -mean.astype(np.float64) @ projection.astype(np.float64)
+        self.second.weight = nn.Parameter(torch.from_numpy(weight.astype(np.float32)))
+        self.second.bias = nn.Parameter(torch.from_numpy(bias.astype(np.float32)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.first(x), self.second(x)], 1)
+
+
 def build_head(kind: str, n_features: int, n_bits: int) -> nn.Module:
     if kind == "linear":
         head: nn.Module = nn.Linear(n_features, n_bits)

@@ -56,6 +56,7 @@ class ShallowHasher(Hasher):
         if not (X - X[0]).any():
             raise DataError("all rows of features are equal: there is nothing to learn; give features that vary")
         super()._learn(X, labels)
+        self._learn_second(X)
         self.n_features_in_ = X.shape[1]
         return self
 
@@ -71,7 +72,7 @@ class ShallowHasher(Hasher):
     def _restore(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         self.takes_images_ = conform(config["takes_images"], bool, "takes_images")
         self.n_features_in_ = conform(config["n_features"], whole(1, 2**24), "n_features")
-        if taken := {"n_bits", "takes_images", "n_features_in"} & arrays.keys():
+        if taken := {"n_bits", "takes_images", "n_features_in", "second_bits"} & arrays.keys():
             raise ValueError(f"it has an array called {min(taken)}")
         for name, value in arrays.items():
             setattr(self, f"{name}_", value)

@@ -1,4 +1,4 @@
-// The search page: state is in the address (?id= or ?code=, k, radius, label), so Back, reload and links work.
+// The search page: state is in the address (?id= or ?code=, k, radius, label, by), so Back, reload and links work.
 
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
@@ -36,7 +36,7 @@ function draw(name, facts = {}, ...children) {
 function readState() {
   const given = new URLSearchParams(location.search);
   const whole = (name) => (/^\d{1,15}$/.test(given.get(name) ?? "") ? Number(given.get(name)) : null);
-  return { id: whole("id"), code: given.get("code"), k: Math.min(whole("k") || 20, info?.limits.max_k ?? Infinity), radius: whole("radius"), label: given.get("label") };
+  return { id: whole("id"), code: given.get("code"), k: Math.min(whole("k") || 20, info?.limits.max_k ?? Infinity), radius: whole("radius"), label: given.get("label"), by: ["first", "both", "second"].includes(given.get("by")) ? given.get("by") : null };
 }
 
 function address(state) {
@@ -73,6 +73,9 @@ async function ask(path, options = {}) {
   return body;
 }
 
+/** The code of a query as a link keeps it: the second code follows the first. */
+const bothCodes = (query) => query.code + (query.second ?? "");
+
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
 
 /** Ask, and show the answer or the error; what was there stays, dimmed, until then. */
@@ -108,7 +111,7 @@ async function search(options, after) {
 /** Count the images at each distance, which takes longer than to find the nearest, when these are shown. */
 async function count(found, signal) {
   const { label } = readState();
-  const body = JSON.stringify({ code: found.query.code, k: 1, histogram: true, ...(label && { label }) });
+  const body = JSON.stringify({ code: bothCodes(found.query), k: 1, histogram: true, by: found.by, ...(label && { label }) });
   const options = { method: "POST", signal, body, headers: { "Content-Type": "application/json" } };
   const counted = await ask("v1/search", options).catch(() => ({ histogram: null })); // the results are there without it
   if (answer !== found) return;
@@ -127,12 +130,14 @@ async function run() {
     $("radius").add(make("option", { textContent: state.radius, value: state.radius }));
   $("radius").value = state.radius ?? "";
   $("label").value = state.label ?? "";
+  $("by").value = state.by ?? "both";
   if (state.id === null && !state.code) return showNothing();
   const body = { k: state.k };
   if (state.code) body.code = state.code;
   else body.id = state.id;
   if (state.radius !== null) body.radius = state.radius;
   if (state.label) body.label = state.label;
+  if (state.by) body.by = state.by;
   return search({ body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
 }
 
@@ -142,13 +147,13 @@ function searchWithFile(files) {
   if (info && !info.takes_images) return showError("This server has no model, so it cannot encode images; click an image of the index.");
   if (info && file.size > info.limits.max_upload)
     return showError(`${megabytes(file.size)}: the limit is ${megabytes(info.limits.max_upload)} (server option --max-upload).`);
-  const { k, radius, label } = readState();
+  const { k, radius, label, by } = readState();
   const form = new FormData();
-  for (const [name, value] of Object.entries({ k, radius, label })) if (value !== null) form.append(name, value);
+  for (const [name, value] of Object.entries({ k, radius, label, by })) if (value !== null) form.append(name, value);
   form.append("image", file);
   return search({ body: form }, (found) => {
     uploads.set(found.query.code, { url: URL.createObjectURL(file), name: file.name });
-    history.pushState(null, "", address({ code: found.query.code, k, radius, label }));
+    history.pushState(null, "", address({ code: bothCodes(found.query), k, radius, label, by }));
     if (files.length > 1) found.note = `One image at a time: using the first, ‘${file.name}’. `;
   });
 }
@@ -182,12 +187,13 @@ function showNothing() {
 function show(found, milliseconds) {
   const { query, hits, index } = found;
   showQuery(query, index.n_bits);
+  const shownCode = found.by === "second" ? "second" : "code";
   const known = Boolean(query.labels?.length);
   const marks = hits.map((hit) => mark(query, hit));
   $("legend").hidden = !known || !hits.length;
   $("unknown").hidden = known || !hits.some((hit) => hit.labels?.length);
   chosen = 0;
-  $("hits").replaceChildren(...hits.map((hit, rank) => showHit(hit, rank, marks[rank], query, index.n_bits)));
+  $("hits").replaceChildren(...hits.map((hit, rank) => showHit(hit, rank, marks[rank], query, found.n_bits, shownCode)));
   const same = marks.filter((found) => found.kind === "right").length;
   const time = `in ${number(Math.round(milliseconds))} milliseconds`;
   $("status").textContent = hits.length
@@ -225,7 +231,7 @@ function mark(query, hit) {
 
 const sign = (kind) => draw("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, draw("path", { d: SIGNS[kind] }));
 
-function showHit(hit, rank, { kind, words }, query, nBits) {
+function showHit(hit, rank, { kind, words }, query, nBits, code) {
   const several = (query.labels?.length ?? 0) > 1;
   const image = make("img", { src: hit.thumb, alt: "", loading: "lazy", decoding: "async" });
   const button = make("button", { type: "button", className: "hit", tabIndex: rank === 0 ? 0 : -1 },
@@ -234,6 +240,7 @@ function showHit(hit, rank, { kind, words }, query, nBits) {
       make("span", { className: "hidden", textContent: `Rank ${rank + 1}, ` }),
       kind ? make("span", { className: "sign" }, sign(kind)) : null,
       ` ${hit.distance} of ${nBits} bits differ`),
+    hit.second_distance === undefined ? null : make("span", { className: "words", textContent: `${hit.second_distance} of ${info?.second_bits} of the second code` }),
     words ? make("span", { className: several ? "words" : "hidden", textContent: words }) : null,
     hit.labels?.length ? make("span", { className: "words", textContent: hit.labels.join(", ") }) : null,
     make("span", { className: "path", textContent: hit.path.split("/").pop() }),
@@ -244,7 +251,7 @@ function showHit(hit, rank, { kind, words }, query, nBits) {
   const more = make("button", { type: "button", className: "more", tabIndex: -1, textContent: "…" });
   more.setAttribute("aria-label", `Details of rank ${rank + 1}`);
   more.addEventListener("click", () => showDetails(rank));
-  return make("li", { className: kind }, button, barcode(hit.code, nBits, query.code), more);
+  return make("li", { className: kind }, button, barcode(hit[code], nBits, query[code]), more);
 }
 
 const bits = (code) => [...code].flatMap((digit) => [8, 4, 2, 1].map((bit) => Number((parseInt(digit, 16) & bit) > 0)));
@@ -337,20 +344,21 @@ function showDistances(found) {
 }
 
 function showDetails(rank) {
-  const { query, hits, index } = answer;
+  const { query, hits } = answer;
   const hit = hits[rank];
   $("details-title").textContent = `Rank ${rank + 1}: ${hit.path.split("/").pop()}`;
   $("details-image").src = `${hit.thumb}?size=large`;
   $("details-image").alt = [hit.labels?.join(", "), hit.path.split("/").pop()].filter(Boolean).join(", ");
-  $("details-code").replaceChildren(barcode(query.code, index.n_bits), barcode(hit.code, index.n_bits, query.code));
-  const facts = { distance: `${hit.distance} of ${index.n_bits} bits differ`, labels: hit.labels?.join(", ") || "none", path: hit.path, id: hit.id, code: hit.code };
+  const code = answer.by === "second" ? "second" : "code";
+  $("details-code").replaceChildren(barcode(query[code], answer.n_bits), barcode(hit[code], answer.n_bits, query[code]));
+  const facts = { distance: `${hit.distance} of ${answer.n_bits} bits differ`, labels: hit.labels?.join(", ") || "none", path: hit.path, id: hit.id, code: hit.code };
   $("details-facts").replaceChildren(...Object.entries(facts).flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]));
-  const { k, radius, label } = readState();
-  const body = Object.fromEntries(Object.entries({ code: query.code, k, radius, label }).filter(([, value]) => value !== null));
+  const { k, radius, label, by } = readState();
+  const body = Object.fromEntries(Object.entries({ code: bothCodes(query), k, radius, label, by }).filter(([, value]) => value !== null));
   $("details-curl").textContent = `curl --json '${JSON.stringify(body).replaceAll("'", "'\\''")}' ${location.origin}/v1/search`;
   const text = (value) => (typeof value === "string" ? JSON.stringify(value) : value);
   const given = Object.entries(body).slice(1).map(([name, value]) => `, ${name}=${text(value)}`).join("");
-  $("details-python").textContent = `from hashlens.search import open_searcher\n\nanswer = open_searcher("INDEX").search("${query.code}"${given})`;
+  $("details-python").textContent = `from hashlens.search import open_searcher\n\nanswer = open_searcher("INDEX").search("${bothCodes(query)}"${given})`;
   $("details-json").textContent = JSON.stringify(answer, null, 1);
   $("details-search").onclick = () => { $("details").close(); searchFor(hit.id); };
   $("details-copy").onclick = () => copy(hit.path, $("details-copy"));
@@ -439,6 +447,7 @@ function listen() {
   addEventListener("resize", () => answer && showDistances(answer));
   $("k").addEventListener("change", () => go({ k: Number($("k").value) }));
   $("radius").addEventListener("change", () => go({ radius: $("radius").value === "" ? null : Number($("radius").value) }));
+  $("by").addEventListener("change", () => go({ by: $("by").value === "both" ? null : $("by").value }));
   $("label").addEventListener("change", () => go({ label: $("label").value.trim() || null }));
   $("controls").addEventListener("submit", (event) => { event.preventDefault(); $("label").blur(); });
   $("share").addEventListener("click", () => copy(location.href, $("share")));
@@ -485,6 +494,7 @@ async function load() {
     return showError(error.message, load);
   }
   $("facts").textContent = `${plural(info.n, "image", "images")} · ${info.n_bits} bits · ${info.exact ? "exact" : "approximate"} · model ${info.model.name}`;
+  $("by-label").hidden = !info.second_bits;
   $("radius").replaceChildren(make("option", { textContent: "any", value: "" }));
   for (let radius = 0; radius <= Math.min(info.n_bits, 12); radius++) $("radius").add(make("option", { textContent: radius, value: radius }));
   $("labels").replaceChildren(...info.labels.map((value) => make("option", { value })));
