@@ -130,15 +130,15 @@ INLINE void count(nearest *s, int distance, int64_t weight) {
     while (s->below >= s->k) s->below -= s->counts[--s->limit];
 }
 
-/* Forget what is no longer among the nearest k. */
+/* Forget what is no longer among the nearest k. Without a branch: half of them are, which nobody could predict. */
 static void sort_out(nearest *s) {
     int64_t n = 0, room = s->k - s->below;
     for (int64_t i = 0; i < s->n; i++) {
-        int distance = s->distances[i];
-        if (distance < s->limit || (distance == s->limit && room-- > 0)) {
-            s->distances[n] = (uint16_t)distance;
-            s->ids[n++] = s->ids[i];
-        }
+        int distance = s->distances[i], last = distance == s->limit;
+        s->distances[n] = (uint16_t)distance;
+        s->ids[n] = s->ids[i];
+        n += (distance < s->limit) | (last & (room > 0));
+        room -= last;
     }
     s->n = n;
 }
@@ -162,21 +162,17 @@ static void scan(const level *l, const part *p, int64_t begin, int64_t end, int 
 
 /* In the order of (distance, id); the places after the last are -1. */
 static void write_out(nearest *s, int n_bits, int32_t *distances, int64_t *ids) {
-    int64_t starts[n_bits + 2], farthest = s->limit < n_bits ? s->limit : n_bits, n = 0;
+    int64_t starts[n_bits + 2];
+    sort_out(s);
     memset(starts, 0, sizeof starts);
-    for (int64_t i = 0; i < s->n; i++)
-        if (s->distances[i] <= farthest) starts[s->distances[i] + 1]++;
-    for (int64_t d = 1; d <= farthest; d++) starts[d] += starts[d - 1];
+    for (int64_t i = 0; i < s->n; i++) starts[s->distances[i] + 1]++;
+    for (int d = 1; d <= n_bits; d++) starts[d] += starts[d - 1];
     for (int64_t i = 0; i < s->n; i++) {
-        int distance = s->distances[i];
-        if (distance > farthest) continue;
-        int64_t place = starts[distance]++;
-        if (place >= s->k) continue;
-        distances[place] = distance;
+        int64_t place = starts[s->distances[i]]++;
+        distances[place] = s->distances[i];
         ids[place] = s->ids[i];
-        n++;
     }
-    for (; n < s->k; n++) distances[n] = -1, ids[n] = -1;
+    for (int64_t i = s->n; i < s->k; i++) distances[i] = -1, ids[i] = -1;
 }
 
 /* ---- the tree */
