@@ -14,7 +14,6 @@
 #define INLINE static inline __attribute__((always_inline))
 #define NARROW 31   /* bytes of a code whose distance always fits in a byte */
 #define TILE 16384  /* bytes of codes that stay in the first cache while all queries pass over them */
-#define AHEAD 2048  /* bytes between what is read and what is prefetched */
 #define QUERIES 256 /* that pass over a tile together */
 #define MEMORY (64 << 20) /* bytes for what these keep, as far as possible */
 
