@@ -25,7 +25,7 @@ import numpy as np
 import pdqhash
 from PIL import Image, ImageDraw, ImageEnhance, ImageFont, ImageOps
 
-from hashlens.duplicates.copies import CORRELATION, candidates, is_copy, judged
+from hashlens.duplicates.copies import CORRELATION, candidates, copies, is_copy, judged
 from hashlens.duplicates.looks import LOOK, look_at
 from hashlens.files import cache_dir, replacing, write_json
 from hashlens.machine import machine, versions
@@ -224,7 +224,7 @@ def peer_curve(name: str, kept: dict[str, dict[str, np.ndarray]], same: np.ndarr
     for radius in range(limit + 1):
         groups = [false_groups(n, pairs[apart <= radius], same) for pairs, apart in near.values()]
         false = float(np.mean(groups)) / n * 1_000
-        if false > FALSE_GROUPS:
+        if chosen and false > FALSE_GROUPS:  # equal hashes count even if they are too many
             break
         recall = {
             kind: float(((pairs[:, 1] - pairs[:, 0] == n) & (apart <= radius)).sum()) / n
@@ -233,39 +233,33 @@ def peer_curve(name: str, kept: dict[str, dict[str, np.ndarray]], same: np.ndarr
         chosen = {"radius": radius, "false_groups": false, "recall": recall}
     dark, apart = pairs_within(kept["dark"][name.removesuffix(EIGHT)], kept["dark"][name.removesuffix(EIGHT)], limit)
     n_dark = len(kept["dark"]["looks"])
-    if chosen:
-        chosen["dark_groups"] = false_groups(n_dark, dark[apart <= chosen["radius"]], np.arange(n_dark))
-        seconds = [float(kept[kind][f"seconds {name.removesuffix(EIGHT)}"]) for kind in KINDS]
-        turning = float(kept["photo"][f"seconds {name}"]) / n * 1_000
-        chosen["seconds"] = turning if name.endswith(EIGHT) else float(np.mean(seconds)) / n * 1_000
+    chosen["dark_groups"] = false_groups(n_dark, dark[apart <= chosen["radius"]], np.arange(n_dark))
+    chosen["seconds"] = float(kept["photo"][f"seconds {name}"]) / n * 1_000
     return chosen
 
 
-def judged_pairs(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Candidates, what their alignment says, and seconds."""
-    start = time.process_time()
-    first, second, maps = candidates(looks)
-    found = judged(looks, first, second, maps)
-    return np.stack([first, second], axis=1), found, time.process_time() - start
+def judged_pairs(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Candidates and what their alignment says, whatever the limit."""
+    first, second, maps = (np.concatenate(parts) for parts in zip(*candidates(looks), strict=True))
+    return np.stack([first, second], axis=1), judged(looks, first, second, maps)
 
 
 def ours(kept: dict[str, dict[str, np.ndarray]], same: np.ndarray, numbers: np.ndarray) -> dict[str, Any]:
     n, recall, groups, seconds, mixed = len(same), {}, [], [], set()
-    judged_pairs(kept["dark"]["looks"])  # compiled before it is timed
     for kind in KINDS:
-        pairs, found, took = judged_pairs(np.concatenate([kept["photo"]["looks"], kept[kind]["looks"]]))
-        good = pairs[is_copy(found)]
-        recall[kind] = len(np.unique(good[good[:, 1] - good[:, 0] == n], axis=0)) / n
-        groups.append(false_groups(n, good, same))
-        seconds.append(took / 2 + float(kept[kind]["seconds looks"]))
-        mixed |= {tuple(sorted(numbers[pair % n].tolist())) for pair in good if len(set(same[pair % n])) > 1}
+        start = time.process_time()
+        pairs = copies(np.concatenate([kept["photo"]["looks"], kept[kind]["looks"]]))
+        seconds.append((time.process_time() - start) / 2 + float(kept[kind]["seconds looks"]))
+        recall[kind] = float((pairs[:, 1] - pairs[:, 0] == n).sum()) / n
+        groups.append(false_groups(n, pairs, same))
+        mixed |= {tuple(sorted(numbers[pair % n].tolist())) for pair in pairs if len(set(same[pair % n])) > 1}
         print(f"{kind:<16} {recall[kind]:.4f}   false groups {groups[-1]}", flush=True)
-    pairs, found, _ = judged_pairs(kept["dark"]["looks"])
+    n_dark = len(kept["dark"]["looks"])
     return {
         "recall": recall,
         "false_groups": float(np.mean(groups)) / n * 1_000,
         "mixed_up": sorted(mixed),
-        "dark_groups": false_groups(len(kept["dark"]["looks"]), pairs[is_copy(found)], np.arange(300)),
+        "dark_groups": false_groups(n_dark, copies(kept["dark"]["looks"]), np.arange(n_dark)),
         "seconds": float(np.mean(seconds)) / n * 1_000,
     }
 
@@ -280,9 +274,9 @@ def read_products(path: Path) -> list[Image.Image]:
 
 def tune(kept: dict[str, dict[str, np.ndarray]], same: np.ndarray, products: list[Image.Image]) -> list[dict[str, Any]]:
     """Recall, false groups and pairs of products taken for copies, at several limits of the correlation."""
-    exposures, of_exposures, _ = judged_pairs(np.stack([look_at(image) for image in products]))
+    exposures, of_exposures = judged_pairs(np.stack([look_at(image) for image in products]))
     n, rows = len(same), []
-    found = {kind: judged_pairs(np.concatenate([kept["photo"]["looks"], kept[kind]["looks"]]))[:2] for kind in KINDS}
+    found = {kind: judged_pairs(np.concatenate([kept["photo"]["looks"], kept[kind]["looks"]])) for kind in KINDS}
     for limit in (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85):
         recall, groups = {}, []
         for kind, (pairs, judgement) in found.items():
@@ -331,8 +325,11 @@ def main() -> None:
     methods = {"hashlens": ours(kept, same, numbers)}
     for name in (*PEERS, *(f"{name}{EIGHT}" for name in TURNED)):
         methods[name] = peer_curve(name, kept, same)
-        print(f"{name:<28} recall {np.mean(list(methods[name]['recall'].values())):.4f}", flush=True)
-    write_json(RESULTS / "copies.json", about | {"methods": methods})
+        print(
+            f"{name:<28} within {methods[name]['radius']} recall {np.mean(list(methods[name]['recall'].values())):.4f}",
+            flush=True,
+        )
+    write_json(RESULTS / "duplicates" / "copies.json", about | {"methods": methods})
 
 
 if __name__ == "__main__":
