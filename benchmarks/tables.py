@@ -270,7 +270,7 @@ def nuswide() -> str:
 
 def copies() -> str:
     """What `python -m benchmarks.copies` found: recall per kind of copy, ours and each peer's."""
-    found = json.loads((RESULTS / "duplicates" / "copies.json").read_text(encoding="utf-8"))["methods"]
+    found = json.loads((RESULTS / "copies.json").read_text(encoding="utf-8"))["methods"]
     rows = ["| copy | " + " | ".join(found) + " |", "|---|" + "---:|" * len(found)]
     for kind in found["hashlens"]["recall"]:
         values = [method["recall"][kind] for method in found.values()]
