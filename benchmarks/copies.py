@@ -13,6 +13,7 @@ kept in the cache, kind by kind: the same command again resumes.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import tarfile
 import time
@@ -25,7 +26,9 @@ import numpy as np
 import pdqhash
 from PIL import Image, ImageDraw, ImageEnhance, ImageFont, ImageOps
 
-from hashlens.duplicates.copies import CORRELATION, candidates, is_copy, judged
+from hashlens.duplicates import align
+from hashlens.duplicates import copies as copying
+from hashlens.duplicates.copies import CORRELATION, candidates, copies, is_copy, judged
 from hashlens.duplicates.looks import LOOK, look_at
 from hashlens.files import cache_dir, replacing, write_json
 from hashlens.machine import machine, versions
@@ -211,7 +214,7 @@ def peer_curve(name: str, kept: dict[str, dict[str, np.ndarray]], same: np.ndarr
     """Recall per kind at the largest radius with few false groups."""
     n, photos = len(same), kept["photo"][name]
     plain = kept["photo"][name.removesuffix(EIGHT)]
-    limit = 8 * plain.shape[-1] // 4
+    limit = 8 * plain.shape[-1] * 3 // 8  # far enough: all have too many false groups before
     near = {}
     for kind in KINDS:
         both = np.concatenate([plain, kept[kind][name.removesuffix(EIGHT)]])
@@ -224,48 +227,59 @@ def peer_curve(name: str, kept: dict[str, dict[str, np.ndarray]], same: np.ndarr
     for radius in range(limit + 1):
         groups = [false_groups(n, pairs[apart <= radius], same) for pairs, apart in near.values()]
         false = float(np.mean(groups)) / n * 1_000
-        if false > FALSE_GROUPS:
+        if chosen and false > FALSE_GROUPS:  # equal hashes count even if they are too many
             break
         recall = {
             kind: float(((pairs[:, 1] - pairs[:, 0] == n) & (apart <= radius)).sum()) / n
             for kind, (pairs, apart) in near.items()
         }
         chosen = {"radius": radius, "false_groups": false, "recall": recall}
+    assert chosen["radius"] < limit, f"{name} would find more beyond {limit}"
     dark, apart = pairs_within(kept["dark"][name.removesuffix(EIGHT)], kept["dark"][name.removesuffix(EIGHT)], limit)
     n_dark = len(kept["dark"]["looks"])
-    if chosen:
-        chosen["dark_groups"] = false_groups(n_dark, dark[apart <= chosen["radius"]], np.arange(n_dark))
-        seconds = [float(kept[kind][f"seconds {name.removesuffix(EIGHT)}"]) for kind in KINDS]
-        turning = float(kept["photo"][f"seconds {name}"]) / n * 1_000
-        chosen["seconds"] = turning if name.endswith(EIGHT) else float(np.mean(seconds)) / n * 1_000
+    chosen["dark_groups"] = false_groups(n_dark, dark[apart <= chosen["radius"]], np.arange(n_dark))
+    chosen["seconds"] = float(kept["photo"][f"seconds {name}"]) / n * 1_000
     return chosen
 
 
-def judged_pairs(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Candidates, what their alignment says, and seconds."""
-    start = time.process_time()
-    first, second, maps = candidates(looks)
-    found = judged(looks, first, second, maps)
-    return np.stack([first, second], axis=1), found, time.process_time() - start
+def judged_pairs(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Candidates and what their alignment says, whatever the limit."""
+    first, second, maps = (np.concatenate(parts) for parts in zip(*candidates(looks), strict=True))
+    return np.stack([first, second], axis=1), judged(looks, first, second, maps)
 
 
-def ours(kept: dict[str, dict[str, np.ndarray]], same: np.ndarray, numbers: np.ndarray) -> dict[str, Any]:
+def pairs_of(looks: np.ndarray, place: Path, kind: str) -> tuple[np.ndarray, float]:
+    """What `copies` finds, and its seconds; from the cache if code and looks are the same."""
+    digest = hashlib.sha256(looks.tobytes())
+    for module in (align, copying):
+        digest.update(Path(str(module.__file__)).read_bytes())
+    file = place / f"pairs-{digest.hexdigest()[:32]}.npz"
+    if not file.exists():
+        start = time.process_time()
+        pairs = copies(looks)
+        seconds = time.process_time() - start
+        with replacing(file) as temporary, temporary.open("wb") as opened:
+            np.savez(opened, pairs=pairs, seconds=seconds)
+    with np.load(file) as kept:
+        print(f"pairs    {kind}", flush=True)
+        return kept["pairs"], float(kept["seconds"])
+
+
+def ours(kept: dict[str, dict[str, np.ndarray]], same: np.ndarray, numbers: np.ndarray, place: Path) -> dict[str, Any]:
     n, recall, groups, seconds, mixed = len(same), {}, [], [], set()
-    judged_pairs(kept["dark"]["looks"])  # compiled before it is timed
     for kind in KINDS:
-        pairs, found, took = judged_pairs(np.concatenate([kept["photo"]["looks"], kept[kind]["looks"]]))
-        good = pairs[is_copy(found)]
-        recall[kind] = len(np.unique(good[good[:, 1] - good[:, 0] == n], axis=0)) / n
-        groups.append(false_groups(n, good, same))
+        pairs, took = pairs_of(np.concatenate([kept["photo"]["looks"], kept[kind]["looks"]]), place, kind)
         seconds.append(took / 2 + float(kept[kind]["seconds looks"]))
-        mixed |= {tuple(sorted(numbers[pair % n].tolist())) for pair in good if len(set(same[pair % n])) > 1}
+        recall[kind] = float((pairs[:, 1] - pairs[:, 0] == n).sum()) / n
+        groups.append(false_groups(n, pairs, same))
+        mixed |= {tuple(sorted(numbers[pair % n].tolist())) for pair in pairs if len(set(same[pair % n])) > 1}
         print(f"{kind:<16} {recall[kind]:.4f}   false groups {groups[-1]}", flush=True)
-    pairs, found, _ = judged_pairs(kept["dark"]["looks"])
+    n_dark = len(kept["dark"]["looks"])
     return {
         "recall": recall,
         "false_groups": float(np.mean(groups)) / n * 1_000,
         "mixed_up": sorted(mixed),
-        "dark_groups": false_groups(len(kept["dark"]["looks"]), pairs[is_copy(found)], np.arange(300)),
+        "dark_groups": false_groups(n_dark, pairs_of(kept["dark"]["looks"], place, "dark")[0], np.arange(n_dark)),
         "seconds": float(np.mean(seconds)) / n * 1_000,
     }
 
@@ -280,9 +294,9 @@ def read_products(path: Path) -> list[Image.Image]:
 
 def tune(kept: dict[str, dict[str, np.ndarray]], same: np.ndarray, products: list[Image.Image]) -> list[dict[str, Any]]:
     """Recall, false groups and pairs of products taken for copies, at several limits of the correlation."""
-    exposures, of_exposures, _ = judged_pairs(np.stack([look_at(image) for image in products]))
+    exposures, of_exposures = judged_pairs(np.stack([look_at(image) for image in products]))
     n, rows = len(same), []
-    found = {kind: judged_pairs(np.concatenate([kept["photo"]["looks"], kept[kind]["looks"]]))[:2] for kind in KINDS}
+    found = {kind: judged_pairs(np.concatenate([kept["photo"]["looks"], kept[kind]["looks"]])) for kind in KINDS}
     for limit in (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85):
         recall, groups = {}, []
         for kind, (pairs, judgement) in found.items():
@@ -328,10 +342,13 @@ def main() -> None:
         about |= {"products": N_PRODUCTS, "chosen": CORRELATION}
         write_json(RESULTS / "tuning" / "copies.json", about | {"limits": limits})
         return
-    methods = {"hashlens": ours(kept, same, numbers)}
+    methods = {"hashlens": ours(kept, same, numbers, place)}
     for name in (*PEERS, *(f"{name}{EIGHT}" for name in TURNED)):
         methods[name] = peer_curve(name, kept, same)
-        print(f"{name:<28} recall {np.mean(list(methods[name]['recall'].values())):.4f}", flush=True)
+        print(
+            f"{name:<28} within {methods[name]['radius']} recall {np.mean(list(methods[name]['recall'].values())):.4f}",
+            flush=True,
+        )
     write_json(RESULTS / "copies.json", about | {"methods": methods})
 
 

@@ -108,6 +108,13 @@ def test_a_folder_is_searched_without_any_model_of_ones_own(base):
     assert first["distance"] == 0 and first["path"].endswith("photos/1/9.png")
 
 
+def test_duplicates_of_a_folder_are_found(base):
+    done = base("duplicates", "photos", "--radius", "-1", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["n_images"] == 24 and found["groups"] == []
+
+
 def test_a_folder_is_served(base):
     """The page answers, so all that the server imports is there."""
     with base.start("serve", "photos", "--port", "0") as server:
@@ -135,6 +142,7 @@ def test_a_folder_is_served(base):
         ("export deep", "train"),
         ("index copy index --engine faiss --to lists", "faiss"),
         ("data check digits", "methods"),
+        ("groups photos", "methods"),
     ],
 )
 def test_a_missing_extra_is_named(base, typed, extra):

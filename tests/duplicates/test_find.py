@@ -224,6 +224,16 @@ def test_what_changed_since_the_search_stays(photos, model, tmp_path):
     assert [why.rpartition(" ")[2] for _, why in left] == ["gone", "changed"]
 
 
+def test_links_stay(photos, model, tmp_path):
+    (photos / "link.jpg").symlink_to("more/same.jpg")
+    (photos / "hard.jpg").hardlink_to(photos / "3.jpg")
+    found = find_duplicates(photos, model, radius=-1)
+    _, moved, left = move.move_duplicates(found, tmp_path / "away")
+    assert sorted(Path(path).name for path in moved) == ["framed.png", "mirrored.png", "small.jpg"]
+    assert {Path(path).name for path, _ in left} == {"link.jpg", "same.jpg", "hard.jpg"}
+    assert (photos / "link.jpg").is_file()
+
+
 def test_the_command(hashlens, photos, model, tmp_path):
     page, table = tmp_path / "d.html", tmp_path / "d.csv"
     code, out, err = hashlens(

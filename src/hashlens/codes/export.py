@@ -228,20 +228,23 @@ def _graph(hasher: Any, encoder: Encoder, model: Path) -> tuple[bytes, bool]:
     return graph.SerializeToString(), beside
 
 
-def append_projection(graph: Any, mean: np.ndarray, projection: np.ndarray) -> None:
-    """(x - mean) W in double precision, as `LinearHasher` computes it."""
+def append_projection(
+    graph: Any, mean: np.ndarray, projection: np.ndarray, kept: type[np.floating] = np.float64
+) -> None:
+    """(x - mean) W in double precision, as `LinearHasher` computes it; W may be `kept` in fewer bits."""
     from onnx import TensorProto, helper, numpy_helper
 
     graph.node[-1].output[0] = "features"
     graph.initializer.extend(
-        numpy_helper.from_array(value.astype(np.float64), name)
-        for name, value in (("mean", mean), ("projection", projection))
+        numpy_helper.from_array(value, name)
+        for name, value in (("mean", mean.astype(np.float64)), ("projection", projection.astype(kept)))
     )
     graph.node.extend(
         [
             helper.make_node("Cast", ["features"], ["double"], to=TensorProto.DOUBLE),
             helper.make_node("Sub", ["double", "mean"], ["centred"]),
-            helper.make_node("MatMul", ["centred", "projection"], ["output"]),
+            helper.make_node("Cast", ["projection"], ["weights"], to=TensorProto.DOUBLE),
+            helper.make_node("MatMul", ["centred", "weights"], ["output"]),
         ]
     )
     graph.output[0].CopyFrom(helper.make_tensor_value_info("output", TensorProto.DOUBLE, None))

@@ -6,8 +6,11 @@ straight edges are removed must correlate. Text or a sticker spoils a few parts 
 horizons, which all look the same, have no part that counts.
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+
 import numpy as np
-from numba import njit
 
 SIDE = 64  # of the grey images
 PART = 8  # side of the parts that are compared
@@ -17,12 +20,37 @@ STEPS = (10, 6, 4)  # of refinement at a quarter, half and all of SIDE
 SETTLED = 0.05  # pixels; a step that moves less is the last
 HOPELESS = 0.7  # correlation after a stage, below which the pair is given up
 EARLY, HOPELESS_EARLY = 3, 0.5  # the same after a few steps
+FARTHEST = 0.1  # of the image, that a number of the map changes in a step
 SAME, VARIED = 1.5, 8.0  # grey levels: that much apart, images that vary by that much are the same
 SAME_COLOUR = 4.0  # levels of the mean red, green and blue
 UNKNOWNS = 8  # six of the map, contrast and brightness
 
 
-@njit(nogil=True, cache=True)
+@dataclass
+class Pairs:
+    """Pairs of images, one per row, and what is known of them so far."""
+
+    a: np.ndarray  # (n, side, side) float32, less their means
+    b: np.ndarray
+    box_a: np.ndarray  # (n, 4) of what counts in them, 0 to 1
+    box_b: np.ndarray
+    maps: np.ndarray  # (n, 6) from the unit square of a to that of b
+    fit: np.ndarray  # (n, 4): contrast, brightness, typical error, correlation
+
+    def __getitem__(self, rows: np.ndarray) -> Pairs:
+        return Pairs(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+    def shrunk(self, by: int) -> Pairs:
+        """The same at a fraction of the size, with nothing known of brightness."""
+        n, side = len(self.a), SIDE // by
+        a, b = (image.reshape(n, side, by, side, by).mean((2, 4)) for image in (self.a, self.b))
+        return Pairs(a, b, self.box_a, self.box_b, self.maps, np.zeros((n, 4)))
+
+    def size(self) -> np.ndarray:
+        """How much larger in b what is in a."""
+        return np.abs(self.maps[:, 0] * self.maps[:, 4] - self.maps[:, 1] * self.maps[:, 3])
+
+
 def agreement(
     greys: np.ndarray,
     colours: np.ndarray,
@@ -30,202 +58,152 @@ def agreement(
     first: np.ndarray,
     second: np.ndarray,
     maps: np.ndarray,
-    found: np.ndarray,
-) -> None:
-    """For each pair of rows of `greys`, (n, SIDE, SIDE) uint8: found[pair] = correlation, parts, overlap.
+) -> np.ndarray:
+    """For each pair of rows of `greys`, (n, SIDE, SIDE) uint8: correlation, parts and overlap, (n_pairs, 3).
+
+    That is the mean correlation of parts with texture, how many parts these are, and how much of the first or second
+    box, whichever is more, lies inside the other.
 
     Parameters
     ----------
     colours : (n, 3) means.
     boxes : (n, 4) of what counts in each image, 0 to 1.
-    maps : (n_pairs, 6) guesses from the unit square of the first image to that of the second; overwritten.
-    found : (n_pairs, 3) float64: the mean correlation of parts with texture, how many parts that are, and how much of
-        the first or second box, whichever is more, lies inside the other.
+    maps : (n_pairs, 6) guesses from the unit square of the first image to that of the second.
     """
-    fit = np.empty(4)  # contrast, brightness, typical error, correlation
-    for pair in range(len(first)):
-        found[pair] = 0.0
-        a, b, m = greys[first[pair]], greys[second[pair]], maps[pair]
-        box_a, box_b = boxes[first[pair]], boxes[second[pair]]
-        colour = np.abs(colours[first[pair]] - colours[second[pair]]).max()
-        if colour <= SAME_COLOUR and _difference(a, b, m) <= SAME:
-            found[pair, 0], found[pair, 1], found[pair, 2] = 1.0, (SIDE // PART) ** 2, 1.0
-            continue
-        given_up = False
-        for stage in range(len(STEPS)):
-            shrink = 1 << (len(STEPS) - 1 - stage)
-            small_a, small_b = _shrunk(a, shrink), _shrunk(b, shrink)
-            fit[2] = 0.0
-            for step in range(STEPS[stage]):
-                moved = _refine(small_a, small_b, box_a, box_b, m, fit)
-                if moved < SETTLED or (step == EARLY and fit[3] < HOPELESS_EARLY):
-                    break
-            size = abs(m[0] * m[4] - m[1] * m[3])
-            if fit[3] < HOPELESS or size < 0.1 or size > 10:
-                given_up = True
-                break
-        if not given_up:
-            _compare(small_a, small_b, box_a, box_b, m, found[pair])
+    found = np.zeros((len(first), 3))
+    a, b = (greys[rows].astype(np.float32) for rows in (first, second))
+    alike = np.abs(colours[first] - colours[second]).max(axis=1) <= SAME_COLOUR
+    alike[alike] = _differences(a[alike], b[alike], maps[alike]) <= SAME
+    found[alike] = 1.0, (SIDE // PART) ** 2, 1.0
+    left = np.flatnonzero(~alike)
+    a, b = (image[left] - image[left].mean(axis=(1, 2), keepdims=True) for image in (a, b))
+    pairs = Pairs(a, b, boxes[first[left]], boxes[second[left]], maps[left].astype(float), np.zeros((len(left), 4)))
+    for stage, steps in enumerate(STEPS):
+        small = pairs.shrunk(1 << (len(STEPS) - 1 - stage))
+        moving = np.arange(len(left))
+        for step in range(steps):
+            some = small[moving]
+            moved = _refine(some)
+            small.maps[moving], small.fit[moving] = some.maps, some.fit
+            hopeless = (step == EARLY) & (some.fit[:, 3] < HOPELESS_EARLY)
+            moving = moving[(moved >= SETTLED) & ~hopeless]
+        size = small.size()
+        pairs.maps = small.maps
+        good = np.flatnonzero((small.fit[:, 3] >= HOPELESS) & (size >= 0.1) & (size <= 10))
+        left, pairs = left[good], pairs[good]
+    for place, row in enumerate(left):
+        found[row] = _compare(pairs[np.array([place])])
+    return found
 
 
-@njit(nogil=True, cache=True, inline="always")
-def _inside(box: np.ndarray, x: float, y: float, slack: float, margin: float) -> bool:
-    """Whether a point is in the image, give or take the slack, and in the box but for its margin next to a border."""
-    if min(x, y) < -slack or max(x, y) > 1 + slack:
-        return False
-    return (
-        (box[0] == 0 or x >= box[0] + margin)
-        and (box[1] == 0 or y >= box[1] + margin)
-        and (box[2] == 1 or x <= box[2] - margin)
-        and (box[3] == 1 or y <= box[3] - margin)
-    )
+def _grid(side: int) -> tuple[np.ndarray, np.ndarray]:
+    """The middles of all pixels, row by row, 0 to 1."""
+    middles = (np.arange(side) + 0.5) / side
+    return np.tile(middles, side), np.repeat(middles, side)
 
 
-@njit(nogil=True, cache=True)
-def _difference(a: np.ndarray, b: np.ndarray, m: np.ndarray) -> float:
-    """The mean difference in grey levels before anything is aligned; infinite if the image is nearly uniform."""
-    if a.std() < VARIED:
-        return np.inf
-    total = 0.0
-    for i in range(SIDE):
-        for j in range(SIDE):
-            u, v = (j + 0.5) / SIDE, (i + 0.5) / SIDE
-            x, y = m[0] * u + m[1] * v + m[2], m[3] * u + m[4] * v + m[5]
-            if min(x, y) < 0 or max(x, y) > 1:
-                return np.inf
-            total += abs(a[i, j] - _sample(b, x * SIDE - 0.5, y * SIDE - 0.5)[0])
-    return total / (SIDE * SIDE)
+def _mapped(maps: np.ndarray, u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    m = maps[:, :, None]
+    return m[:, 0] * u + m[:, 1] * v + m[:, 2], m[:, 3] * u + m[:, 4] * v + m[:, 5]
 
 
-@njit(nogil=True, cache=True)
-def _shrunk(image: np.ndarray, by: int) -> np.ndarray:
-    side = SIDE // by
-    small = np.zeros((side, side))
-    for i in range(SIDE):
-        for j in range(SIDE):
-            small[i // by, j // by] += image[i, j]
-    return small / (by * by)
+def _sample(images: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Values between four pixels, and their slopes along x and y, at places from 0 to 1 of each image."""
+    n, side, _ = images.shape
+    x, y = ((places * side - 0.5).clip(0, side - 1.001).astype(np.float32) for places in (x, y))
+    j, i = x.astype(np.int32), y.astype(np.int32)
+    fx, fy, place = x - j, y - i, i * side + j + np.arange(0, n * side * side, side * side, dtype=np.int32)[:, None]
+    pixels = images.reshape(-1)
+    top, right, low, corner = (pixels.take(place + step) for step in (0, 1, side, side + 1))
+    rise_top, rise_low = right - top, corner - low
+    top, low = top + rise_top * fx, low + rise_low * fx
+    down = low - top
+    return top + down * fy, rise_top + (rise_low - rise_top) * fy, down
 
 
-@njit(nogil=True, cache=True)
-def _sample(image: np.ndarray, x: float, y: float) -> tuple[float, float, float]:
-    """The value between four pixels and its slopes along x and y."""
-    last = image.shape[0] - 1.001
-    x, y = min(max(x, 0.0), last), min(max(y, 0.0), last)
-    i, j = int(y), int(x)
-    fx, fy = x - j, y - i
-    rise_top = float(image[i, j + 1]) - image[i, j]
-    rise_bottom = float(image[i + 1, j + 1]) - image[i + 1, j]
-    top, bottom = image[i, j] + rise_top * fx, image[i + 1, j] + rise_bottom * fx
-    return top + (bottom - top) * fy, rise_top + (rise_bottom - rise_top) * fy, bottom - top
+def _inside(boxes: np.ndarray, x: np.ndarray, y: np.ndarray, slack: float, margin: float) -> np.ndarray:
+    """Whether points are in the image, give or take the slack, and in the box but for its margin next to a border."""
+    low = np.where(boxes[:, :2] == 0, -slack, boxes[:, :2] + margin)[:, :, None]
+    high = np.where(boxes[:, 2:] == 1, 1 + slack, boxes[:, 2:] - margin)[:, :, None]
+    return (x >= low[:, 0]) & (x <= high[:, 0]) & (y >= low[:, 1]) & (y <= high[:, 1])
 
 
-@njit(nogil=True, cache=True)
-def _refine(
-    a: np.ndarray, b: np.ndarray, box_a: np.ndarray, box_b: np.ndarray, m: np.ndarray, fit: np.ndarray
-) -> float:
-    """One step of Gauss and Newton on the map `m` and on `fit`, in place; by how many pixels it moved.
+def _differences(a: np.ndarray, b: np.ndarray, maps: np.ndarray) -> np.ndarray:
+    """The mean differences in grey levels before anything is aligned; infinite if an image is nearly uniform."""
+    x, y = _mapped(maps, *_grid(SIDE))
+    outside = (np.minimum(x, y) < 0).any(axis=1) | (np.maximum(x, y) > 1).any(axis=1)
+    difference = np.abs(a.reshape(len(a), SIDE * SIDE) - _sample(b, x, y)[0]).mean(axis=1)
+    return np.where(outside | (a.std(axis=(1, 2)) < VARIED), np.inf, difference)
+
+
+def _refine(pairs: Pairs) -> np.ndarray:
+    """One step of Gauss and Newton on maps and fits, in place; by how many pixels each moved.
 
     Pixels that the last fit explains badly, such as text, count less.
     """
-    side = a.shape[0]
+    n, side, _ = pairs.a.shape
+    (u, v), grey = _grid(side), pairs.a.reshape(n, side * side)
+    x, y = _mapped(pairs.maps, u, v)
     half = 0.5 / side  # pixel of the border may be mixed into the first inside it
-    contrast, brightness, typical = fit[0], fit[1], fit[2]
-    normal, right, row = np.zeros((UNKNOWNS, UNKNOWNS)), np.zeros(UNKNOWNS), np.empty(UNKNOWNS)
-    n, sum_aa, errors = 0, 0.0, 0.0
-    for i in range(side):
-        v = (i + 0.5) / side
-        for j in range(side):
-            u = (j + 0.5) / side
-            x, y = m[0] * u + m[1] * v + m[2], m[3] * u + m[4] * v + m[5]
-            if not (_inside(box_a, u, v, 0.0, half) and _inside(box_b, x, y, 0.0, half)):
-                continue
-            value, dx, dy = _sample(b, x * side - 0.5, y * side - 0.5)
-            grey, weight = a[i, j], 1.0
-            if typical > 0:
-                error = abs(grey - contrast * value - brightness)
-                errors += error
-                weight = 1 / (1 + (error / (2 * typical)) ** 2)
-            n += 1
-            sum_aa += weight * grey * grey
-            row[0], row[1], row[2] = dx * u, dx * v, dx
-            row[3], row[4], row[5] = dy * u, dy * v, dy
-            row[6], row[7] = value, 1.0
-            for p in range(UNKNOWNS):
-                weighted = row[p] * weight
-                right[p] += weighted * grey
-                for q in range(p + 1):
-                    normal[p, q] += weighted * row[q]
-    fit[3] = 0.0
-    if n < side * side // 16:
-        return 0.0
-    weights = normal[7, 7]
-    var_a = sum_aa - right[7] * right[7] / weights
-    var_b = normal[6, 6] - normal[7, 6] * normal[7, 6] / weights
-    both = right[6] - right[7] * normal[7, 6] / weights
-    if var_a > 0 and var_b > 0:
-        fit[3] = both / np.sqrt(var_a * var_b)
-    for p in range(UNKNOWNS):
-        for q in range(p):
-            normal[q, p] = normal[p, q]
-        # damped, so that a direction without slopes, as in a sky, is not followed
-        normal[p, p] += 1e-3 * normal[p, p] + 1.0 if p < 6 else 1e-3
-    step = np.linalg.solve(normal, right)  # a = contrast * (b + slopes * step) + brightness
-    fit[0], fit[1] = step[6], step[7]
+    inside = _inside(pairs.box_a, u, v, 0.0, half) & _inside(pairs.box_b, x, y, 0.0, half)
+    value, dx, dy = _sample(pairs.b, x, y)
+    contrast, brightness, typical = pairs.fit[:, :3].T[:, :, None].astype(np.float32)
+    error = np.abs(grey - contrast * value - brightness)
+    known = typical > 0
+    weight = inside / (1 + (error / np.where(known, 2 * typical, np.inf)) ** 2)
+    rows = np.empty((n, UNKNOWNS + 1, side * side), np.float32)  # the last one is what the others explain
+    u, v = u.astype(np.float32), v.astype(np.float32)
+    for place, part in enumerate((dx * u, dx * v, dx, dy * u, dy * v, dy, value, np.float32(1), grey)):
+        rows[:, place] = part
+    products = (rows * weight[:, None].astype(np.float32) @ rows.swapaxes(1, 2)).astype(float)
+    normal, right = products[:, :UNKNOWNS, :UNKNOWNS], products[:, :UNKNOWNS, UNKNOWNS]
+    n_inside, weights = inside.sum(axis=1), np.maximum(normal[:, 7, 7], 1e-9)
+    enough = n_inside >= side * side // 16
+    var_a = products[:, UNKNOWNS, UNKNOWNS] - right[:, 7] ** 2 / weights
+    var_b = normal[:, 6, 6] - normal[:, 6, 7] ** 2 / weights
+    both = right[:, 6] - right[:, 7] * normal[:, 6, 7] / weights
+    varied = enough & (var_a > 0) & (var_b > 0)
+    pairs.fit[:, 3] = np.where(varied, both / np.sqrt(np.where(varied, var_a * var_b, 1)), 0)
+    # damped, so that a direction without slopes, as in a sky, is not followed
+    diagonal = np.arange(UNKNOWNS)
+    normal[:, diagonal[:6], diagonal[:6]] *= 1.001
+    normal[:, diagonal, diagonal] += np.where(diagonal < 6, 1.0, 1e-3)
+    step = np.linalg.solve(normal, right[:, :, None])[:, :, 0]  # a = contrast * (b + slopes * step) + brightness
     # the error after the step is not known yet: that before it, or what the plain fit leaves
-    fit[2] = errors / n if typical > 0 else np.sqrt(max(var_a - both * both / max(var_b, 1e-9), 0.0) / n) + 1.0
-    moved = 0.0
-    if step[6] > 1e-3:
-        for p in range(6):
-            change = min(max(step[p] / step[6] / side, -0.1), 0.1)
-            m[p] += change
-            moved = max(moved, abs(change) * side)
-    return moved
+    left_over = np.sqrt(np.maximum(var_a - both**2 / np.maximum(var_b, 1e-9), 0) / np.maximum(n_inside, 1)) + 1
+    before = (error * inside).sum(axis=1) / np.maximum(n_inside, 1)
+    pairs.fit[:, :2], pairs.fit[:, 2] = step[:, 6:], np.where(known[:, 0], before, left_over)
+    moves = enough & (step[:, 6] > 1e-3)
+    change = (step[:, :6] / np.where(moves, step[:, 6], np.inf)[:, None] / side).clip(-FARTHEST, FARTHEST)
+    pairs.maps += change
+    return np.abs(change).max(axis=1) * side
 
 
-@njit(nogil=True, cache=True)
-def _compare(
-    a: np.ndarray, b: np.ndarray, box_a: np.ndarray, box_b: np.ndarray, m: np.ndarray, found: np.ndarray
-) -> None:
-    inside = np.zeros((SIDE, SIDE), np.bool_)
-    warped = np.zeros((SIDE, SIDE))
-    top, left, slack = SIDE, SIDE, SLACK / SIDE - 0.5 / SIDE
-    for i in range(SIDE):
-        for j in range(SIDE):
-            u, v = (j + 0.5) / SIDE, (i + 0.5) / SIDE
-            x, y = m[0] * u + m[1] * v + m[2], m[3] * u + m[4] * v + m[5]
-            if _inside(box_a, u, v, slack, 1 / SIDE) and _inside(box_b, x, y, slack, 1 / SIDE):
-                inside[i, j] = True
-                warped[i, j] = _sample(b, x * SIDE - 0.5, y * SIDE - 0.5)[0]
-                top, left = min(top, i), min(left, j)
-    total, n_textured = 0.0, 0
-    for i in range(top, SIDE - PART + 1, PART):
-        for j in range(left, SIDE - PART + 1, PART):
-            if inside[i : i + PART, j : j + PART].all():
-                correlation = _correlation(a[i : i + PART, j : j + PART], warped[i : i + PART, j : j + PART])
-                if correlation > -2:
-                    n_textured += 1
-                    total += correlation
-    found[0], found[1] = total / max(n_textured, 1), n_textured
-    area_a = (box_a[2] - box_a[0]) * (box_a[3] - box_a[1])
-    area_b = (box_b[2] - box_b[0]) * (box_b[3] - box_b[1])
-    size = abs(m[0] * m[4] - m[1] * m[3])
-    found[2] = inside.mean() * max(1 / area_a, size / area_b)
+def _compare(pair: Pairs) -> tuple[float, int, float]:
+    """Correlation, parts and overlap of one pair, aligned."""
+    (u, v), slack = _grid(SIDE), (SLACK - 0.5) / SIDE
+    x, y = _mapped(pair.maps, u, v)
+    inside = _inside(pair.box_a, u, v, slack, 1 / SIDE) & _inside(pair.box_b, x, y, slack, 1 / SIDE)
+    inside = inside.reshape(SIDE, SIDE)
+    if not inside.any():
+        return 0.0, 0, 0.0
+    top, left = int(inside.any(axis=1).argmax()), int(inside.any(axis=0).argmax())
+    whole = _parts(inside, top, left).all(axis=(1, 2))
+    a, b = (_parts(image, top, left)[whole] for image in (pair.a[0], _sample(pair.b, x, y)[0].reshape(SIDE, SIDE)))
+    for part in (a, b):  # less the means of rows and columns, which all horizons share
+        part -= part.mean(axis=2, keepdims=True)
+        part -= part.mean(axis=1, keepdims=True)
+    var_a, var_b, both = (a * a).mean((1, 2)), (b * b).mean((1, 2)), (a * b).mean((1, 2))
+    textured = np.maximum(var_a, var_b) >= TEXTURE**2
+    flat = np.minimum(var_a, var_b) < TEXTURE**2 / 64  # one of them
+    correlations = np.where(flat, 0, both / np.sqrt(np.where(flat, 1, var_a * var_b)))[textured]
+    areas = [(box[0, 2] - box[0, 0]) * (box[0, 3] - box[0, 1]) for box in (pair.box_a, pair.box_b)]
+    overlap = inside.mean() * max(1 / areas[0], pair.size()[0] / areas[1])
+    return float(correlations.mean()) if len(correlations) else 0.0, len(correlations), float(overlap)
 
 
-@njit(nogil=True, cache=True)
-def _correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Of two parts, less the means of their rows and columns, which all horizons share; -2 if neither has texture."""
-    rest = np.empty((2, PART, PART))
-    rest[0], rest[1] = a, b
-    for part in rest:
-        for i in range(PART):
-            part[i] -= part[i].mean()
-        for j in range(PART):
-            part[:, j] -= part[:, j].mean()
-    var_a, var_b, both = (rest[0] ** 2).mean(), (rest[1] ** 2).mean(), (rest[0] * rest[1]).mean()
-    if max(var_a, var_b) < TEXTURE * TEXTURE:
-        return -2.0
-    if min(var_a, var_b) < TEXTURE * TEXTURE / 64:  # one of them is flat there
-        return 0.0
-    return both / np.sqrt(var_a * var_b)
+def _parts(image: np.ndarray, top: int, left: int) -> np.ndarray:
+    """The image from there on, cut into whole parts, (n, PART, PART)."""
+    down, across = (SIDE - top) // PART, (SIDE - left) // PART
+    cut = image[top : top + down * PART, left : left + across * PART].reshape(down, PART, across, PART)
+    return cut.swapaxes(1, 2).reshape(-1, PART, PART).copy()

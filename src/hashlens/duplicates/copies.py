@@ -20,16 +20,19 @@ RADIUS = 72  # of 256 bits
 FRAMED_RADIUS = 32  # of whole images that both have borders, which are alike
 NEAREST = 8  # codes that are looked at around each
 GUESSES = 3  # that are tried per pair
-CORRELATION, PARTS, OVERLAP = 0.7, 4, 0.5  # at least, of a copy; with few parts more than that
-AT_ONCE = 256  # pairs per call
+CORRELATION, PARTS, OVERLAP = 0.8, 4, 0.5  # at least, of a copy; with few parts more than that
+AT_ONCE = 32  # pairs that are aligned together: more would not fit into the processor's cache
 
 
 def copies(looks: np.ndarray, progress: Progress | None = None) -> np.ndarray:
     """(n, 2) rows of looks, the smaller first."""
-    first, second, maps = candidates(looks)
-    found = judged(looks, first, second, maps, progress)
-    good = is_copy(found)
-    return np.unique(np.stack([first[good], second[good]], axis=1), axis=0)
+    found: set[tuple[int, int]] = set()
+    for first, second, maps in candidates(looks):
+        pairs = list(zip(first.tolist(), second.tolist(), strict=True))
+        left = np.array([place for place, pair in enumerate(pairs) if pair not in found], np.int64)
+        good = is_copy(judged(looks, first[left], second[left], maps[left], progress))
+        found.update(pairs[place] for place in left[good])
+    return np.array(sorted(found), np.int64).reshape(-1, 2)
 
 
 def is_copy(found: np.ndarray, limit: float = CORRELATION) -> np.ndarray:
@@ -38,15 +41,15 @@ def is_copy(found: np.ndarray, limit: float = CORRELATION) -> np.ndarray:
     return (correlation >= limit + 1 / np.maximum(parts, 1)) & (parts >= PARTS) & (overlap >= OVERLAP)
 
 
-def candidates(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows of pairs, the smaller first, each with up to GUESSES maps (3, 3) from the one to the other."""
+def candidates(looks: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Rows of pairs, the smaller first, and maps (3, 3) from the one to the other: best guesses, second guesses, …"""
     usable = np.flatnonzero(looks["parts"] >= PARTS)
     bordered = has_border(looks)
     contents = usable[bordered[usable]]
     rows = np.concatenate([usable, contents])  # of each code: first those of whole images, then of contents
     which = np.repeat([0, 1], [len(usable), len(contents)])
     if len(rows) < 2:
-        return rows[:0], rows[:0], np.empty((0, 3, 3))
+        return []
     codes = looks["codes"][rows, which]
     index = HammingIndex(BITS)
     index.add(Codes(np.ascontiguousarray(codes[:, 0]), BITS))
@@ -77,7 +80,7 @@ def candidates(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     first, second, maps = first[another], second[another], maps[another]
     starts = np.flatnonzero(np.r_[True, (np.diff(first) != 0) | (np.diff(second) != 0)])
     place = np.arange(len(first)) - np.repeat(starts, np.diff(np.r_[starts, len(first)]))
-    return first[place < GUESSES], second[place < GUESSES], maps[place < GUESSES]
+    return [(first[place == guess], second[place == guess], maps[place == guess]) for guess in range(GUESSES)]
 
 
 def _squares(boxes: np.ndarray) -> np.ndarray:
@@ -102,7 +105,7 @@ def judged(
     with (progress or Progress(quiet=True)).bar("comparing", len(first)) as advance:
 
         def work(part: slice) -> None:
-            agreement(greys, colours, boxes, first[part], second[part], maps[part], found[part])
+            found[part] = agreement(greys, colours, boxes, first[part], second[part], maps[part])
             advance(part.stop - part.start)
 
         in_threads(work, blocks(len(first), AT_ONCE))

@@ -7,7 +7,6 @@ several headings is in the first; below, the one to keep stands for the rest of 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,6 +24,7 @@ from hashlens.files import cache_dir, shown, state_dir, write_json
 from hashlens.index.catalog import Catalog
 from hashlens.index.memory import HammingIndex
 from hashlens.progress import Progress, counted
+from hashlens.schema import SHA256, TEXT, conform, parse_json
 from hashlens.search import open_index
 
 KINDS = {
@@ -188,7 +188,7 @@ class _Search:
         found, rows = [], np.arange(len(self.members))
         for kind, pairs in (("identical", self._identical), ("copies", self._copies), ("look-alikes", self._alike)):
             apart = kind == "look-alikes"
-            together = self._together(rows, self._wanted(pairs(rows, radius)), apart)
+            together = self._together(self._wanted(pairs(rows, radius)), apart)
             gone = set()
             for chosen in together:
                 keep, why = self._best(chosen)
@@ -239,7 +239,7 @@ class _Search:
             for group in self.ignored.get(first, ())
         )
 
-    def _together(self, rows: np.ndarray, pairs: Iterable[tuple[int, int]], apart: bool) -> list[list[int]]:
+    def _together(self, pairs: Iterable[tuple[int, int]], apart: bool) -> list[list[int]]:
         """Groups of rows in the order of their first; with `apart`, all of a group are paired with one of it.
 
         Otherwise a chain of look-alikes would make one group of half a folder.
@@ -306,10 +306,10 @@ def _ignored() -> dict[str, list[set[str]]]:
 def _ignored_groups() -> list[dict[str, Any]]:
     file = state_dir() / IGNORED
     try:
-        return [{"name": str(group["name"]), "sha256": list(group["sha256"])} for group in json.loads(file.read_text())]
+        return conform(parse_json(file.read_bytes()), [{"name": TEXT, "sha256": [SHA256]}])
     except FileNotFoundError:
         return []
-    except (ValueError, TypeError, KeyError) as error:
+    except ValueError as error:
         raise DataError(f"{file} is damaged ({error}); restore or remove it") from error
 
 
@@ -322,8 +322,9 @@ def _remember(groups: Sequence[Group]) -> None:
 
 def _seen() -> dict[str, list[str]]:
     try:
-        return dict(json.loads((cache_dir() / SEEN).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        seen = parse_json((cache_dir() / SEEN).read_bytes())
+        return {name: conform(digests, [SHA256]) for name, digests in seen.items()}
+    except (OSError, ValueError, AttributeError):
         return {}
 
 

@@ -7,20 +7,21 @@ then leaves the old place: whenever the process is killed, each file is at its o
 from __future__ import annotations
 
 import errno
-import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from hashlens.data.images import INSIDE
-from hashlens.duplicates.find import Duplicates, Member
+from hashlens.duplicates.find import Duplicates, Group, Member
 from hashlens.errors import DataError, StorageError, UsageError
 from hashlens.files import alone_in, expanded, sha256, storage_errors, sync, write_json
+from hashlens.schema import SHA256, TEXT, conform, parse_json
 
 FORMAT = "hashlens moved files 1"
+LIST = {"format": FORMAT, "source": TEXT, "moved": [{"from": TEXT, "to": TEXT, "sha256": SHA256}]}
 MOVED = ("identical", "copies")  # look-alikes are different photos, and stay
 
 
@@ -39,22 +40,22 @@ def move_duplicates(
         raise UsageError("no identical files or copies were found, so there is nothing to move; omit --move-to")
     root = Path(os.path.commonpath([Path(image.path).parent for _, image in extra]))
     with alone_in(folder):
-        plan: list[tuple[Member, Member, Path]] = []
+        plan: list[tuple[Group, Member, Path]] = []
         taken: set[Path] = set()
         for group, image in extra:
             to = _free(folder / os.path.relpath(image.path, root), taken)
             taken.add(to)
-            plan.append((group.images[0], image, to))
+            plan.append((group, image, to))
         number = 1 + sum(1 for _ in folder.glob("moved-*.json"))
         while (listed := folder / f"moved-{number:04d}.json").exists():
             number += 1
         entries = [{"from": image.path, "to": str(to), "sha256": image.sha256} for _, image, to in plan]
         write_json(listed, {"format": FORMAT, "source": result.source, "moved": entries})
         moved, left = [], []
-        for keep, image, to in plan:
+        for group, image, to in plan:
             if stop():
                 break
-            if why := _changed(keep) or _changed(image):
+            if why := _changed(group.images[0]) or _changed(image) or _linked_to(image, group):
                 left.append((image.path, why))
                 continue
             move(Path(image.path), to)
@@ -76,6 +77,15 @@ def _changed(image: Member) -> str | None:
     except OSError:
         return f"{image.path} is gone"
     return None if (status.st_size, status.st_mtime) == (image.size, image.mtime) else f"{image.path} has changed"
+
+
+def _linked_to(image: Member, group: Group) -> str | None:
+    """Whether it is a link, or another of the group is a link to it, which would lead nowhere."""
+    for other in group.images:
+        with suppress(OSError):
+            if other.path != image.path and Path(other.path).samefile(image.path):
+                return f"{other.path} is the same file by a link"
+    return f"{image.path} is a link" if Path(image.path).is_symlink() else None
 
 
 def _free(path: Path, taken: set[Path]) -> Path:
@@ -107,16 +117,15 @@ def undo(listed: Path) -> tuple[int, list[tuple[str, str]]]:
     return restored, left
 
 
-def read_list(listed: Path) -> list[dict[str, Any]]:
+def read_list(listed: Path) -> list[dict[str, str]]:
     try:
-        found = json.loads(listed.read_text(encoding="utf-8"))
-        if found["format"] != FORMAT:
-            raise KeyError("format")
-        return [{key: str(entry[key]) for key in ("from", "to", "sha256")} for entry in found["moved"]]
+        return conform(parse_json(listed.read_bytes()), LIST)["moved"]
     except FileNotFoundError as error:
         raise UsageError(f"{listed} not found; give the list that --move-to has written") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{listed} is not a list of moved files; give the one that --move-to has written") from error
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{listed} is not a list of moved files ({error}); give the one that --move-to has written"
+        ) from error
 
 
 def move(old: Path, new: Path) -> None:

@@ -14,7 +14,6 @@
 #define INLINE static inline __attribute__((always_inline))
 #define NARROW 31   /* bytes of a code whose distance always fits in a byte */
 #define TILE 16384  /* bytes of codes that stay in the first cache while all queries pass over them */
-#define AHEAD 2048  /* bytes between what is read and what is prefetched */
 #define QUERIES 256 /* that pass over a tile together */
 #define MEMORY (64 << 20) /* bytes for what these keep, as far as possible */
 
@@ -135,15 +134,15 @@ INLINE void count(nearest *s, int distance, int64_t weight) {
     while (s->below >= s->k) s->below -= s->counts[--s->limit];
 }
 
-/* Forget what is no longer among the nearest k. */
+/* Forget what is no longer among the nearest k. Without a branch: half of them are, which nobody could predict. */
 static void sort_out(nearest *s) {
     int64_t n = 0, room = s->k - s->below;
     for (int64_t i = 0; i < s->n; i++) {
-        int distance = s->distances[i];
-        if (distance < s->limit || (distance == s->limit && room-- > 0)) {
-            s->distances[n] = (uint16_t)distance;
-            s->ids[n++] = s->ids[i];
-        }
+        int distance = s->distances[i], last = distance == s->limit;
+        s->distances[n] = (uint16_t)distance;
+        s->ids[n] = s->ids[i];
+        n += (distance < s->limit) | (last & (room > 0));
+        room -= last;
     }
     s->n = n;
 }
@@ -176,21 +175,17 @@ static void scan(
 
 /* In the order of (distance, id); the places after the last are -1. */
 static void write_out(nearest *s, int levels, int32_t *distances, int64_t *ids) {
-    int64_t *starts = s->counts, farthest = smaller(s->limit, levels - 1), n = 0; /* the counts have done their work */
-    memset(starts, 0, 8 * (levels + 1));
-    for (int64_t i = 0; i < s->n; i++)
-        if (s->distances[i] <= farthest) starts[s->distances[i] + 1]++;
+    int64_t *starts = s->counts, farthest = smaller(s->limit, levels - 1); /* the counts have done their work */
+    sort_out(s);
+    memset(starts, 0, 8 * (farthest + 2));
+    for (int64_t i = 0; i < s->n; i++) starts[s->distances[i] + 1]++;
     for (int64_t d = 1; d <= farthest; d++) starts[d] += starts[d - 1];
     for (int64_t i = 0; i < s->n; i++) {
-        int distance = s->distances[i];
-        if (distance > farthest) continue;
-        int64_t place = starts[distance]++;
-        if (place >= s->k) continue;
-        distances[place] = distance;
+        int64_t place = starts[s->distances[i]]++;
+        distances[place] = s->distances[i];
         ids[place] = s->ids[i];
-        n++;
     }
-    for (; n < s->k; n++) distances[n] = -1, ids[n] = -1;
+    for (int64_t i = s->n; i < s->k; i++) distances[i] = -1, ids[i] = -1;
 }
 
 /* ---- the tree */

@@ -181,13 +181,12 @@ INNER OWN(bytes) OWN(sum_of)(const uint8_t *block, const uint8_t *spread, int n_
     return sum;
 }
 
-/* For codes of a length that is known to the compiler, and short enough for bytes. */
+/* For codes short enough for bytes. There is no prefetching: line after line, processors do that better themselves. */
 INNER int64_t OWN(read_narrow)(
     const uint8_t *blocks, int64_t block, int64_t end, const uint8_t *spread, int n_bytes, int limit,
     uint16_t *distances, uint64_t *mask) {
     for (; block < end; block++) {
         const uint8_t *at = blocks + block * n_bytes * LANES;
-        for (int i = 0; i < n_bytes; i++) __builtin_prefetch(at + AHEAD + i * LANES, 0, 3);
         OWN(bytes) sum = OWN(sum_of)(at, spread, n_bytes);
         uint64_t near = OWN(bytes_below)(sum, limit);
         if (__builtin_expect(near != 0, 0)) {
@@ -199,47 +198,24 @@ INNER int64_t OWN(read_narrow)(
     return block;
 }
 
-/* Read one or two blocks: whether a code is nearer than the limit, and which of the blocks has it. */
-INNER int OWN(wide_hit)(
-    const uint8_t *at, int together, const uint8_t *spread, int n_bytes, int limit, uint16_t *distances, uint64_t *mask) {
-    int64_t size = (int64_t)n_bytes * LANES;
-    OWN(shorts) total[2] = {OWN(widen)(OWN(none)()), OWN(widen)(OWN(none)())};
-    for (int i = 0; i < n_bytes; i += NARROW) {
-        OWN(bytes) sum[2] = {OWN(none)(), OWN(none)()};
-        for (int j = i; j < i + NARROW && j < n_bytes; j++)
-            for (int b = 0; b < together; b++) {
-                __builtin_prefetch(at + AHEAD + (together * j + b) * LANES, 0, 3);
-                sum[b] = OWN(differing)(sum[b], at + b * size + j * LANES, spread + j * LANES);
-            }
-        for (int b = 0; b < together; b++) total[b] = OWN(add)(total[b], OWN(widen)(sum[b]));
-    }
-    for (int b = 0; b < together; b++) {
-        uint64_t near = OWN(shorts_below)(total[b], limit);
-        if (__builtin_expect(near != 0, 0)) {
-            OWN(store)(total[b], distances);
-            *mask = near;
-            return b;
-        }
-    }
-    return -1;
-}
-
-/* Two blocks at a time, since the query does not fit in registers and is read once for both; but the first alone: where
- * the last call ended with a hit, the next one is often near. */
 INNER int64_t OWN(read_wide)(
     const uint8_t *blocks, int64_t block, int64_t end, const uint8_t *spread, int n_bytes, int limit,
     uint16_t *distances, uint64_t *mask) {
-    int64_t size = (int64_t)n_bytes * LANES;
-    int hit;
-    if (block < end) {
-        if (OWN(wide_hit)(blocks + block * size, 1, spread, n_bytes, limit, distances, mask) == 0) return block;
-        block++;
+    for (; block < end; block++) {
+        const uint8_t *at = blocks + block * n_bytes * LANES;
+        OWN(shorts) sum = OWN(widen)(OWN(sum_of)(at, spread, NARROW));
+        for (int i = NARROW; i < n_bytes; i += NARROW) {
+            int n = n_bytes - i < NARROW ? n_bytes - i : NARROW;
+            sum = OWN(add)(sum, OWN(widen)(OWN(sum_of)(at + i * LANES, spread + i * LANES, n)));
+        }
+        uint64_t near = OWN(shorts_below)(sum, limit);
+        if (__builtin_expect(near != 0, 0)) {
+            OWN(store)(sum, distances);
+            *mask = near;
+            break;
+        }
     }
-    for (; block + 1 < end; block += 2)
-        if ((hit = OWN(wide_hit)(blocks + block * size, 2, spread, n_bytes, limit, distances, mask)) >= 0)
-            return block + hit;
-    if (block < end && OWN(wide_hit)(blocks + block * size, 1, spread, n_bytes, limit, distances, mask) == 0) return block;
-    return end;
+    return block;
 }
 
 /* The first block that has a code nearer than `limit`, its distances, and a bit for each such code; or `end`. */
