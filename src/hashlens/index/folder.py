@@ -43,7 +43,7 @@ from hashlens.checksums import CheckedFile, damaged, describe_file, read_sealed,
 from hashlens.codes import Codes
 from hashlens.codes.bits import MOST_LEVELS, require_levels
 from hashlens.codes.model import MODEL
-from hashlens.errors import DataError, HashlensError
+from hashlens.errors import Busy, DataError, HashlensError
 from hashlens.files import alone_in, quoted, replacing, require_own, require_room, storage_errors, sync
 from hashlens.index.catalog import Catalog
 from hashlens.index.items import BATCH, MappedItems, find_batches, write_items, write_sums
@@ -219,6 +219,20 @@ class IndexFolder(Catalog):
             for name in taken:
                 before = next(old for old in names if name.startswith(old))
                 link_file(new.path / name, self.path / name.replace(before, names[before], 1))
+
+    def recode(self, ids: np.ndarray, codes: Codes, model: dict[str, str]) -> None:
+        """Replace the codes of all images by those of another model in one step; `ids` are those of all, in order.
+
+        Removed images are forgotten: nobody knows their codes by the other model.
+        """
+        with self._alone():
+            self.verify()  # as in `compact`
+            if not np.array_equal(self._joined()[1] if self.parts else [], ids):
+                raise Busy(f"{self.path} was changed by another process in the meantime; rerun the same command")
+            items = pa.concat_tables([part.items().table().take(part.still()) for part in self.parts])
+            with self._change() as facts:
+                facts |= {"n_bits": codes.n_bits, "model": model, "parts": [], "removed": None, "forgotten": None}
+                facts["parts"] = [self._write_part(codes, ids, items, facts)]
 
     def _delete(self, ids: np.ndarray) -> int:
         with self._alone():
