@@ -25,7 +25,7 @@ import numpy as np
 
 from hashlens.checksums import write_sealed
 from hashlens.clicks.file import Triplet, read_clicks
-from hashlens.clicks.learning import held_back, learn
+from hashlens.clicks.learning import held_back, is_better, learn
 from hashlens.clicks.outputs import outputs_of
 from hashlens.codes import Codes
 from hashlens.codes.encoder import Encoder
@@ -134,8 +134,8 @@ class _Work:
             f"of {counted(len(rows), 'click')}, held back in turn, {facts['right_before']:.0%} were right before and"
             f" {facts['right_after']:.0%} after ({facts['bits_nearer']:+.1f} bits)"
         )
-        if not facts["bits_nearer"] > 0:
-            return self._unchanged(f"{found}: not better, so nothing was changed", **facts)
+        if not is_better(rows, before, after):
+            return self._unchanged(f"{found}: not surely better, so nothing was changed", **facts)
         A = learn(u, rows)
         self._replace(ids, Codes.from_relaxed(u.astype(np.float64) @ A), A)
         changed = f"{found}: {counted(len(ids), 'image')} have new codes"

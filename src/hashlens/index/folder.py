@@ -40,6 +40,7 @@ import pyarrow as pa
 
 from hashlens.checksums import FILE as OF_FILE
 from hashlens.checksums import CheckedFile, damaged, describe_file, read_sealed, write_sealed
+from hashlens.clicks.file import CLICKS
 from hashlens.codes import Codes
 from hashlens.codes.bits import MOST_LEVELS, require_levels
 from hashlens.codes.model import MODEL
@@ -129,7 +130,8 @@ class IndexFolder(Catalog):
                 raise DataError(
                     f"{path} already holds an index; add to it with: hashlens index add {quoted(path)} CODES"
                 )
-            require_own(path, ["index.json"], "an index", option)
+            if source is None or set(_names(path)) - {CLICKS}:  # clicks outlive the index of a folder of images
+                require_own(path, ["index.json"], "an index", option)
             write_facts(path, facts | EMPTY)
             return cls(path)
 
@@ -451,6 +453,10 @@ class IndexFolder(Catalog):
     def _files(self) -> dict[str, dict[str, Any]]:
         """What index.json says of every file of the index."""
         return files_of(self.facts)
+
+
+def _names(path: Path) -> list[str]:
+    return [entry.name for entry in path.iterdir() if not entry.name.startswith(".")]
 
 
 def files_of(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
