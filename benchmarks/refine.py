@@ -108,7 +108,7 @@ def measure(data: Path) -> None:
     for name in ("birds100", "grocery81"):
         folder = Folder(data / name)
         rows: dict[str, Any] = {}
-        for n in (12, TRIPLETS, 200, 1_000):
+        for n in (20, TRIPLETS, 200, 1_000):
             trials = [folder.trial(n, seed) for seed in SEEDS]
             gains = [trial["gain"] for trial in trials]
             rows[str(n)] = {

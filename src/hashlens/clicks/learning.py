@@ -16,6 +16,7 @@ from hashlens.codes import Codes
 
 MARGIN = 1 / 4  # alpha per bit; chosen with mu on data that no figure is reported for (benchmarks/refine.py)
 MU = 1.0
+USUAL = 50  # triplets that these were chosen for; with fewer, the geometry weighs more, as in a sum over triplets
 RIDGE = 1.0  # of C, in units of its mean eigenvalue: directions that hardly occur are not turned up
 STEPS = 60
 ENOUGH = 1e-5  # relative improvement of a step
@@ -25,7 +26,7 @@ FOLDS = 5
 
 def learn(u: np.ndarray, triplets: np.ndarray, *, margin: float = MARGIN, mu: float = MU) -> np.ndarray:
     """A (n_bits, n_bits) for outputs u (n, n_bits) and rows (query, more, less) of them, (t, 3)."""
-    n_bits = u.shape[1]
+    n_bits, mu = u.shape[1], mu * max(1.0, USUAL / len(triplets))
     sample = u[:: -(-len(u) // SAMPLE)].astype(np.float64)
     scale = 1 / max(np.abs(sample).mean(), 1e-12)  # a usual output is -1 or 1
     sample *= scale

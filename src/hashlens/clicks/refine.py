@@ -38,8 +38,8 @@ from hashlens.index.folder import IndexFolder
 from hashlens.progress import Progress, counted
 from hashlens.search import open_index
 
-FEWEST = 10  # clicks to learn from: fewer say nothing that can be checked
-FEWEST_QUERIES = 3
+FEWEST = 20  # clicks to learn from: fewer say nothing that can be checked
+FEWEST_QUERIES = 5
 MOST = 5_000  # the newest count
 LOCK = ".hashlens-refine.lock"
 

@@ -310,11 +310,10 @@ def _add_facts(app: FastAPI, service: Service, access: Access) -> None:
         index = now.index
         if not access.takes_clicks or now.engine is not None or not isinstance(index, IndexFolder):
             return None
-        source = index.facts.get("source")
         general = (built_with(index.path, index.model) or index.model)["name"] == GENERAL.name
-        cached = source and general and index.path.is_relative_to(cache_dir())
-        command = f"hashlens refine {quoted(source if cached else index.path)}"
-        return {"n": len(read_clicks(index.path)), "command": command}
+        found = general and index.path.is_relative_to(cache_dir())  # by the folder of the images, which people know
+        what = (index.facts.get("source") if found else None) or index.path
+        return {"n": len(read_clicks(index.path)), "command": f"hashlens refine {quoted(what)}"}
 
     @app.get("/v1/info", summary="What the index contains, and the limits")
     async def info() -> JSONResponse:

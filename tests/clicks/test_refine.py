@@ -97,8 +97,8 @@ def test_the_likelihood_is_that_of_dtsh(rng):
     torch = pytest.importorskip("torch")
     from hashlens.clicks import learning
 
-    u, labels = classes(rng, 60, 12)
-    rows = triplets(rng, labels, 20)
+    u, labels = classes(rng, 80, 12)
+    rows = triplets(rng, labels, learning.USUAL)
     scaled = torch.from_numpy(u.astype(np.float64) / np.abs(u).mean())
     A = torch.from_numpy(learn(u, rows)).requires_grad_()
 
@@ -227,7 +227,7 @@ def test_random_clicks_are_seen_through(rng):
 def test_what_is_not_better_is_not_taken(photos, rng, monkeypatch):
     index = hashlens.search_folder(photos).index
     before = codes_of(index)
-    click(index, 20, rng)
+    click(index, 25, rng)
     monkeypatch.setattr("hashlens.clicks.refine.is_better", lambda *given: False)
     found = hashlens.refine(photos)
     assert not found.changed and found.sentence.endswith("not surely better, so nothing was changed")
@@ -293,10 +293,10 @@ def test_a_trained_model_learns_too(tmp_path, rng):
         assert np.allclose(Encoder.load(changed.path).relaxed(paths), u.astype(float) @ A, atol=1e-4)
         assert changed.fingerprint != ModelFolder.resolve(model).fingerprint
     index = IndexFolder.open(made.index)
-    for query in paths[:30:2]:
-        append_clicks(made.index, triplets_of(query, [paths[1]], [paths[59]]) if query != paths[1] else [])
+    for query in paths[2:32]:
+        append_clicks(made.index, triplets_of(query, [paths[1]], [paths[59]]))
     found = hashlens.refine(made.index)
-    assert found.n_clicks == 15 and found.index == str(made.index)
+    assert found.n_clicks == 30 and found.index == str(made.index)
     if found.changed:
         assert hashlens.refine(made.index, undo=True).model == index.model["name"]
     kernel = hashlens.KSH(8, n_anchors=20, features="gist").fit(
