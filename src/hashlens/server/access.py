@@ -69,7 +69,7 @@ class Access:
         changes = path == "/v1/images" or path.startswith("/v1/images/")
         if path == CLICKS and method not in ("GET", "HEAD", "OPTIONS"):
             if not self.takes_clicks:
-                raise HTTPException(403, "this server takes no clicks; start it with --write-token, or on this machine")
+                raise HTTPException(403, "this server takes no clicks; start it with --write-token")
             changes = not self.anyone_clicks
         needed = WRITE if changes else READ
         if path in OPEN or method == "OPTIONS" or (needed == READ and self.anyone_reads and authorization is None):
