@@ -76,7 +76,7 @@ def outputs_of(
                         raise Stopped(f"stopped; {left} left to encode; rerun the same command to resume")
                     some = table.take(pa.array(missing[rows]))
                     listed = ListedImages(some, reader(some))
-                    u[missing[rows]] = encoder().relaxed(listed, advance)
+                    u[missing[rows]] = encoder().relaxed(listed, advance)[:, : index.n_bits]  # without the second code
                     _require_all(listed)
                     done = rows.stop
         finally:

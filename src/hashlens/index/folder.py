@@ -225,13 +225,15 @@ class IndexFolder(Catalog):
     def recode(self, ids: np.ndarray, codes: Codes, model: dict[str, str]) -> None:
         """Replace the codes of all images by those of another model in one step; `ids` are those of all, in order.
 
-        Removed images are forgotten: nobody knows their codes by the other model.
+        Second codes stay. Removed images are forgotten: nobody knows their codes by the other model.
         """
         with self._alone():
             self.verify()  # as in `compact`
-            if not np.array_equal(self._joined()[1] if self.parts else [], ids):
+            before, present = self._joined()
+            if not np.array_equal(present, ids):
                 raise Busy(f"{self.path} was changed by another process in the meantime; rerun the same command")
             items = pa.concat_tables([part.items().table().take(part.still()) for part in self.parts])
+            codes = Codes(codes.packed, codes.n_bits, before.second)
             with self._change() as facts:
                 facts |= {"n_bits": codes.n_bits, "model": model, "parts": [], "removed": None, "forgotten": None}
                 facts["parts"] = [self._write_part(codes, ids, items, facts)]

@@ -132,7 +132,10 @@ def multiply_outputs(content: bytes, A: np.ndarray) -> bytes:
         elif name == "initializer":
             fields = list(_fields(value, TENSOR, "a tensor"))
             tensors[bytes(dict(fields)["name"]).decode()] = fields
-    layer = next((node for node in reversed(nodes) if node.operator != "Identity"), None)
+    made_by = {name: node for node in nodes for name in node.outputs}
+    layer = made_by.get("output")  # a second output has the second code, which stays
+    while layer is not None and layer.operator == "Identity":
+        layer = made_by.get(layer.inputs[0])
     if layer is None or layer.operator not in ("MatMul", "Gemm"):
         raise ValueError("its last layer is not a linear one")
     transposed = layer.operator == "Gemm" and layer.integers.get("transB", 0) == 1
@@ -149,11 +152,14 @@ def multiply_outputs(content: bytes, A: np.ndarray) -> bytes:
 class _Node:
     def __init__(self, content: Any):
         self.inputs: list[str] = []
+        self.outputs: list[str] = []
         self.integers: dict[str, int] = {}
         self.operator = ""
         for name, value in _fields(content, NODE, "a node"):
             if name == "input":
                 self.inputs.append(bytes(value).decode())
+            elif name == "output":
+                self.outputs.append(bytes(value).decode())
             elif name == "operator":
                 self.operator = bytes(value).decode()
             elif name == "attribute":
