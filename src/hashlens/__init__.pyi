@@ -1,6 +1,7 @@
 """The public names: what `__getattr__` in __init__.py finds, and what editors and type checkers see."""
 
 from hashlens import losses as losses
+from hashlens.clicks.refine import refine as refine
 from hashlens.codes import Codes as Codes
 from hashlens.codes.encoder import Encoder as Encoder
 from hashlens.codes.encoder import general as general

@@ -8,12 +8,17 @@ import subprocess
 import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import uvicorn
 from browser import Browser, find_chromium, wait_for
+from PIL import Image
 
+from hashlens.clicks.file import read_clicks
+from hashlens.codes import Codes
 from hashlens.index.folder import IndexFolder
 from hashlens.search import Searcher, open_searcher
+from hashlens.server.access import Access
 from hashlens.server.app import create_app
 from hashlens.server.limits import Limits
 
@@ -54,7 +59,9 @@ def searcher(made):
 
 @pytest.fixture(scope="module")
 def served(searcher):
-    served = Served(lambda: create_app(searcher, limits=Limits(max_upload=1_000_000)))
+    # as on one's own machine
+    alone = Access(anyone_clicks=True)
+    served = Served(lambda: create_app(searcher, limits=Limits(max_upload=1_000_000), access=alone))
     yield served
     served.stop()
 
@@ -93,6 +100,158 @@ def test_before_any_query(browser, served):
     assert "It stays on this machine" in browser.text("#query-none")
     assert browser.count("#examples button") == 6
     assert all(address.startswith(served.address) for address in browser.requests)
+
+
+def test_the_folder_is_shown_at_once(browser, served):
+    """All images as a grid, page by page; a click searches, Back returns to the page."""
+    browser.until("document.querySelectorAll('#all li').length === 60")
+    assert browser.text("#results-title") == "All images" and browser.run("document.querySelector('.pages').hidden")
+    assert browser.count("#all img[loading=lazy]") == 60
+    browser.run("document.querySelectorAll('#all .hit')[21].click()")
+    results(browser)
+    assert browser.run("location.search") == "?id=21" and browser.text("#results-title") == "Results"
+    assert browser.run("document.querySelector('#folder').hidden")
+    browser.run("history.back()")
+    browser.until("!document.querySelector('#folder').hidden && document.querySelectorAll('#hits li').length === 0")
+
+
+@pytest.fixture
+def many(tmp_path, rng):
+    """10,000 images of an index; the files are a few."""
+    made = Image.new("RGB", (32, 32), (200, 30, 30))
+    (tmp_path / "photos").mkdir()
+    made.save(tmp_path / "photos" / "a.png")
+    paths = [f"{tmp_path}/photos/{name}.png" for name in ["a", *(f"gone-{number:04d}" for number in range(9_999))]]
+    index = IndexFolder.create(tmp_path / "index", 16, {"fingerprint": "ab" * 32, "name": "none"})
+    index.add(Codes.from_relaxed(rng.normal(size=(10_000, 16))), pa.table({"path": paths}))
+    served = Served(lambda: create_app(Searcher(index)))
+    yield served
+    served.stop()
+
+
+def test_ten_thousand_images_have_pages(running, many):
+    running.size(1440, 1000)
+    running.open(many.address)
+    running.until("document.querySelectorAll('#all li').length === 120")
+    assert running.text(".pages span") == "1–120 of 10,000"
+    assert running.run("document.querySelector('.pages button').disabled")
+    running.run("document.querySelectorAll('.pages button')[1].click()")
+    running.until("document.querySelector('.pages span').textContent === '121–240 of 10,000'")
+    assert running.run("location.search") == "?page=2"
+    running.open(f"{many.address}?page=84")
+    running.until("document.querySelectorAll('#all li').length === 40")
+    assert running.run("document.querySelectorAll('.pages button')[1].disabled")
+    running.open(f"{many.address}?page=9999")  # the last one instead
+    running.until("location.search === '?page=84' && document.querySelectorAll('#all li').length === 40")
+    assert running.count(".marks") == 0
+
+
+@pytest.mark.parametrize(("width", "height"), [(1440, 1000), (375, 740)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_marks_on_results(browser, served, searcher, width, height, scheme):
+    browser.size(width, height, mobile=width < 500)
+    browser.scheme(scheme)
+    browser.open(f"{served.address}?id=3")
+    results(browser)
+    assert browser.count(".marks") == 19  # all but the query itself
+    before = len(read_clicks(searcher.index.path))
+    browser.run("document.querySelectorAll('.mark-more')[2].click()")
+    browser.until("document.querySelector('#marked').textContent === 'Also mark one that is less like the query.'")
+    assert browser.run("document.querySelector('#keep').disabled")
+    browser.run(
+        "document.querySelectorAll('.mark-less')[4].click(); document.querySelectorAll('.mark-less')[5].click()"
+    )
+    browser.until("document.querySelector('#marked').textContent === '1 more like the query, 2 less.'")
+    assert browser.count(".marks [aria-pressed=true]") == 3
+    browser.run("document.querySelectorAll('.mark-more')[5].click()")  # another mind
+    browser.until("document.querySelector('#marked').textContent === '2 more like the query, 1 less.'")
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    browser.run("document.querySelectorAll('.mark-more')[5].scrollIntoView({ block: 'center' })")
+    box = browser.run("(() => { const r = document.querySelector('#marks').getBoundingClientRect();"
+                      " return [r.bottom <= innerHeight, r.right <= innerWidth]; })()")  # fmt: skip
+    assert box == [True, True]
+    if SHOTS:
+        browser.screenshot(Path(SHOTS) / f"marks-{width}-{scheme}.png", whole=False)
+    browser.run("document.querySelector('#keep').click()")
+    browser.until("document.querySelector('#learned').textContent.startsWith('Kept; ')")
+    assert f"hashlens refine {searcher.index.path}" in browser.text("#learned")
+    kept = read_clicks(searcher.index.path)[before:]
+    hits = [hit["path"] for hit in searcher.search(3, k=20)["hits"] if hit["id"] != 3]
+    query = searcher.item(3)["path"]
+    assert kept == [(query, hits[2], hits[4]), (query, hits[5], hits[4])]
+    assert browser.count(".marks [aria-pressed=true]") == 0
+
+
+def test_an_upload_cannot_be_marked(browser, made):
+    browser.choose_file(made.images / "palace" / "003.jpg")
+    results(browser)
+    assert browser.count(".marks") == 0 and not browser.run("document.querySelector('#mark-note').hidden")
+
+
+@pytest.mark.parametrize(("width", "height"), [(1440, 1000), (375, 740)])
+@pytest.mark.parametrize("view", ["duplicates", "groups"])
+def test_what_is_found_in_the_whole_index(browser, served, searcher, view, width, height):
+    browser.size(width, height, mobile=width < 500)
+    browser.scheme("dark" if width < 500 else "light")
+    browser.run(f"document.querySelector('#views [data-view={view}]').click()")
+    browser.until("document.querySelector('#whole-status').textContent !== ''")
+    assert browser.run("location.search") == f"?view={view}" and browser.run("document.querySelector('#search').hidden")
+    if not browser.run("document.querySelector('#start').hidden"):
+        browser.run("document.querySelector('#start').click()")
+    browser.until("document.querySelectorAll('#found .group').length > 0")
+    browser.until("[...document.querySelectorAll('#found img')].slice(0, 2).every(i => i.complete && i.naturalWidth)")
+    assert browser.run("document.querySelector('#start').hidden") and " in 60 images." in browser.text("#whole-status")
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    if view == "duplicates":
+        assert browser.count("#found h3") == 3 and "keep" in browser.text("#found .group li")
+    if SHOTS:
+        browser.screenshot(Path(SHOTS) / f"{view}-{width}.png", whole=False)
+    path = browser.run("document.querySelector('#found .hit').title")
+    browser.run("document.querySelector('#found .hit').click()")
+    results(browser)
+    assert browser.text("#query-name").startswith(Path(path).name)
+    browser.run("history.back()")
+    browser.until("!document.querySelector('#whole').hidden && document.querySelectorAll('#found .group').length > 0")
+
+
+def test_marks_tabs_and_pages_by_keyboard(browser, served, searcher):
+    """The folder, a search, two marks that are kept, the duplicates and back, without a mouse."""
+    browser.until("document.querySelectorAll('#all li').length === 60")
+    reached = []
+    for _ in range(30):
+        browser.press("Tab")
+        reached.append(browser.run("document.activeElement.textContent.trim()"))
+        if browser.run("document.activeElement.closest('#all') !== null"):
+            break
+    assert reached[1:4] == ["Search", "Duplicates", "Groups"]
+    browser.press("ArrowRight")
+    browser.press("ArrowDown")
+    place = "[...document.querySelectorAll('#all .hit')].indexOf(document.activeElement)"
+    chosen = browser.run(place)
+    assert chosen > 2 and browser.count("#all .hit[tabindex='0']") == 1
+    browser.press("Enter")
+    results(browser)
+    assert browser.run("location.search") == f"?id={chosen}"
+    before = len(read_clicks(searcher.index.path))
+    browser.run("document.querySelector('#hits .hit').focus()")
+    browser.press("ArrowRight")
+    browser.press("m")
+    browser.press("End")
+    browser.press("l")
+    assert browser.count(".marks [aria-pressed=true]") == 2
+    browser.press("l")  # and back
+    assert browser.count(".marks [aria-pressed=true]") == 1
+    browser.press("l")
+    for _ in range(6):
+        browser.press("Tab")
+        if browser.run("document.activeElement.id") == "keep":
+            break
+    browser.press("Enter")
+    browser.until("document.querySelector('#learned').textContent.startsWith('Kept; ')")
+    assert len(read_clicks(searcher.index.path)) == before + 1
+    browser.run("document.querySelector('#views [data-view=duplicates]').focus()")
+    browser.press("Enter")
+    browser.until("!document.querySelector('#whole').hidden")
 
 
 def test_choose_a_file(browser, made):
@@ -220,7 +379,7 @@ def test_by_keyboard_alone(browser, made):
         )
         if browser.run("document.activeElement.closest('#examples') !== null"):
             break
-    assert reached[:4] == ["skip", "keys-button", "file", "paste"]
+    assert reached[:7] == ["skip", "A", "A", "A", "keys-button", "file", "paste"]
     browser.press("Enter")
     results(browser)
     browser.run("document.querySelector('#hits .hit').focus()")  # where Tab leads; its one stop is checked below
@@ -390,6 +549,7 @@ def axe(tmp_path_factory):
 
 STATES = {
     "nothing": ("", "document.querySelector('#status').textContent.startsWith('No query')"),
+    "duplicates": ("?view=duplicates", "document.querySelector('#whole-status').textContent !== ''"),
     "results": ("?id=25", "document.querySelectorAll('#hits li').length === 20"),
     "code": ("?code=abcde0&k=10", "document.querySelectorAll('#hits li').length === 10"),
     "error": ("?id=999", "document.querySelector('#error').textContent !== ''"),

@@ -124,7 +124,7 @@ def serve(
     ] = None,
     write_token: Annotated[
         list[str] | None,
-        Option(envvar="HASHLENS_WRITE_TOKEN", help="Secret that may also add and remove images.", **ACCESS),
+        Option(envvar="HASHLENS_WRITE_TOKEN", help="Secret that may also add and remove images, and click.", **ACCESS),
     ] = None,
     token_file: Annotated[
         Path | None, Option(help="Tokens, one per line: TOKEN read|write [YYYY-MM-DD].", **ACCESS)
@@ -192,7 +192,8 @@ def serve(
         """Read again whenever a server process starts: tokens and certificates change."""
         tokens = as_tokens(token or (), write_token or (), token_file)
         names = host_names(host, tuple(hostname or ()))
-        access = Access(names, tokens, anyone_reads=allow_anyone or not tokens, origins=tuple(cors or ()))
+        alone = is_loopback(host) and not tokens and proxy is None
+        access = Access(names, tokens, allow_anyone or not tokens, tuple(cors or ()), anyone_clicks=alone)
         require_access(host, access, allow_anyone)
         require_certificate(certfile, keyfile)
         return Serving(

@@ -1,4 +1,4 @@
-"""The commands for images without labels: duplicates, groups."""
+"""The commands for images without labels: duplicates, groups, refine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from hashlens.cli.options import JSON, QUIET, interruptible, show
-from hashlens.cli.search import INDEX, KEPT, MODEL, PAGE
+from hashlens.cli.search import IMAGES, INDEX, KEPT, MODEL, PAGE
 from hashlens.errors import require
 from hashlens.files import quoted, require_kind
 from hashlens.progress import Progress, counted
@@ -162,3 +162,31 @@ def groups(
         say.say(f"next     correct the labels in {csv}, then: hashlens train {quoted(csv)}")
     else:
         say.say(f"next     hashlens groups {quoted(source)} --html groups.html --csv groups.csv")
+
+
+@app.command()
+def refine(
+    source: INDEX,
+    undo: Annotated[
+        bool, Option("--undo", help="Go back to the codes before all clicks, which are kept.", show_default=False)
+    ] = False,
+    model: MODEL = None,
+    images: IMAGES = None,
+    kept: KEPT = None,
+    as_json: JSON = False,
+    quiet: QUIET = False,
+) -> None:
+    """Learn from clicks: results that were marked "more like this" and "less like this" on the page of serve.
+
+    Only the hash layer learns, by DTSH's likelihood of the clicks, and where they say nothing distances stay as they
+    were. Each click is held back in turn; only if the codes agree better with those is anything replaced.
+    """
+    from hashlens.clicks.refine import refine as learn
+
+    with interruptible() as stop:
+        found = learn(source, model, undo=undo, at=kept, images=images, progress=Progress(quiet), stop=stop)
+    after = ""
+    if found.changed:
+        again = f"hashlens refine {quoted(source)}" + (f" --index {quoted(kept)}" if kept else "")
+        after = f"next     {again}" if undo else f"undo     {again} --undo"
+    show(found.to_dict(), as_json, found.sentence, after)

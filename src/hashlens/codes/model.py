@@ -23,6 +23,7 @@ from hashlens.schema import SHA256, conform, optional
 CONFIG, WEIGHTS, EXPORTED = "config.json", "model.safetensors", "model.onnx"
 GENERAL = Path(__file__).with_name("general")  # the model that comes with the package, for any photos
 FORMAT = "hashlens model 2"
+REFINED = "refined.json"  # beside an index that learned from clicks: the model that it was built with
 OTHER_BITS = 1 / 16  # of a probe that may differ
 MODEL = {  # what codes and indexes record of their model
     "fingerprint": SHA256,
@@ -125,11 +126,12 @@ class ModelFolder:
     def find(cls, model: dict[str, str], near: Path) -> ModelFolder:
         """The model that made an index, a codes folder or a run at `near`.
 
-        It is in the folder model of the same run, or called NAME or runs/NAME, here or beside `near`.
+        It is in the folder model of the same run, or called NAME or runs/NAME, here or beside `near`; one that was
+        refined for an index is inside of it.
         """
         name, (place, *above) = model["name"], [near.absolute(), *near.absolute().parents[:2]]
         named = [base / folder / name for base in (Path(), *above) for folder in ("", "runs")]
-        for candidate in [*(base / "model" for base in (place, *above)), *named, GENERAL]:
+        for candidate in [*(base / "model" for base in (place, *above)), place / name, *named, GENERAL]:
             with suppress(DataError, UsageError):
                 found = cls.resolve(candidate)
                 if found.describe()["fingerprint"] == model["fingerprint"]:
@@ -138,6 +140,13 @@ class ModelFolder:
             f"{near} was made with the model {name} {model['fingerprint'][:8]}…, which was not found; name its folder"
             " with --model"
         )
+
+    def used_by(self, model: dict[str, str], near: Path) -> ModelFolder:
+        """This model, or the one that was refined from it for the index at `near`, which records `model`."""
+        before = built_with(near, model)
+        if before is None or before["fingerprint"] != self.describe()["fingerprint"]:
+            return self
+        return ModelFolder.find(model, near)
 
     @staticmethod
     def require_same(ours: dict[str, str], given: dict[str, str], where: Path | str) -> None:
@@ -158,3 +167,14 @@ class ModelFolder:
                 f"{given['name']} says that it is the model that made {where}, but it gives other codes; use the model"
                 " itself, or export it again"
             )
+
+
+def built_with(near: Path, model: dict[str, str]) -> dict[str, str] | None:
+    """What the index at `near` recorded of its model before it was refined to `model`; None if it was not."""
+    if not (near / model["name"] / CONFIG).is_file() or not (near / REFINED).is_file():
+        return None
+    try:
+        found: dict[str, str] = conform(read_sealed(near / REFINED), {"model": MODEL})["model"]
+    except ValueError as error:
+        raise damaged(near / REFINED, error, "remove it and give the model that the index was built with") from error
+    return None if found["fingerprint"] == model["fingerprint"] else found

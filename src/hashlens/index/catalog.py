@@ -83,6 +83,19 @@ class Catalog(HammingIndex):
             ids += part.ids(places).tolist()
         return [ids[place] for place in np.unique(np.linspace(0, len(ids) - 1, n).astype(int))] if ids else []
 
+    def page(self, start: int, n: int) -> list[dict[str, Any]]:
+        """What `lookup` says of n images from the start-th on, in the order of ids."""
+        ids: list[int] = []
+        for part in self.parts:
+            here = len(part) - part.n_removed
+            if start < here and len(ids) < n:
+                stop = min(here, start + n - len(ids))
+                places = np.arange(start, stop) if part.alive is None else part.still()[start:stop]
+                ids += part.ids(places).tolist()
+            start = max(0, start - here)
+        found = self.lookup(ids)
+        return [found[id_] for id_ in ids]
+
     @cached_property
     def roots(self) -> list[str]:
         """The folders of the images: for each part, the one that all its paths share."""

@@ -40,10 +40,11 @@ import pyarrow as pa
 
 from hashlens.checksums import FILE as OF_FILE
 from hashlens.checksums import CheckedFile, damaged, describe_file, read_sealed, write_sealed
+from hashlens.clicks.file import CLICKS
 from hashlens.codes import Codes
 from hashlens.codes.bits import MOST_LEVELS, require_levels
 from hashlens.codes.model import MODEL
-from hashlens.errors import DataError, HashlensError
+from hashlens.errors import Busy, DataError, HashlensError
 from hashlens.files import alone_in, quoted, replacing, require_own, require_room, storage_errors, sync
 from hashlens.index.catalog import Catalog
 from hashlens.index.items import BATCH, MappedItems, find_batches, write_items, write_sums
@@ -129,7 +130,8 @@ class IndexFolder(Catalog):
                 raise DataError(
                     f"{path} already holds an index; add to it with: hashlens index add {quoted(path)} CODES"
                 )
-            require_own(path, ["index.json"], "an index", option)
+            if source is None or set(_names(path)) - {CLICKS}:  # clicks outlive the index of a folder of images
+                require_own(path, ["index.json"], "an index", option)
             write_facts(path, facts | EMPTY)
             return cls(path)
 
@@ -219,6 +221,22 @@ class IndexFolder(Catalog):
             for name in taken:
                 before = next(old for old in names if name.startswith(old))
                 link_file(new.path / name, self.path / name.replace(before, names[before], 1))
+
+    def recode(self, ids: np.ndarray, codes: Codes, model: dict[str, str]) -> None:
+        """Replace the codes of all images by those of another model in one step; `ids` are those of all, in order.
+
+        Second codes stay. Removed images are forgotten: nobody knows their codes by the other model.
+        """
+        with self._alone():
+            self.verify()  # as in `compact`
+            before, present = self._joined()
+            if not np.array_equal(present, ids):
+                raise Busy(f"{self.path} was changed by another process in the meantime; rerun the same command")
+            items = pa.concat_tables([part.items().table().take(part.still()) for part in self.parts])
+            codes = Codes(codes.packed, codes.n_bits, before.second)
+            with self._change() as facts:
+                facts |= {"n_bits": codes.n_bits, "model": model, "parts": [], "removed": None, "forgotten": None}
+                facts["parts"] = [self._write_part(codes, ids, items, facts)]
 
     def _delete(self, ids: np.ndarray) -> int:
         with self._alone():
@@ -437,6 +455,10 @@ class IndexFolder(Catalog):
     def _files(self) -> dict[str, dict[str, Any]]:
         """What index.json says of every file of the index."""
         return files_of(self.facts)
+
+
+def _names(path: Path) -> list[str]:
+    return [entry.name for entry in path.iterdir() if not entry.name.startswith(".")]
 
 
 def files_of(facts: dict[str, Any]) -> dict[str, dict[str, Any]]:

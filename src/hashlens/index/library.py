@@ -5,6 +5,7 @@ size, mtime or labels have changed, are encoded; those that are gone are removed
 stopped or killed, and the next call resumes. Beside the files of an index (folder.py) there is
 
   skipped.csv   images that cannot be read, with the reason, size and mtime: they are tried again when those change
+  clicks.csv    what a person has clicked, from which `hashlens refine` learns (clicks/)
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from hashlens.clicks.file import CLICKS
 from hashlens.codes.encoder import Encoder
 from hashlens.codes.model import GENERAL, ModelFolder
 from hashlens.data.sources import Columns, Source, open_source
@@ -66,6 +68,7 @@ def index_of(
     try:
         with alone_in(path, LOCK):
             index = _open(path, opened, made_by, shows, kept=at is not None)
+            made_by = made_by.used_by(index)
             _update(index, opened, made_by, shows, stop)
             return index
     except Busy:
@@ -82,6 +85,11 @@ class _Model:
     def __init__(self, path: Path | str | None):
         self.folder = ModelFolder.resolve(GENERAL if path is None else path)
         self.facts = self.folder.describe()
+
+    def used_by(self, index: IndexFolder) -> _Model:
+        """The same, or what it became by clicks on this index."""
+        found = self.folder.used_by(index.model, index.path)
+        return self if found == self.folder else _Model(found.path)
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -110,7 +118,7 @@ def _open(path: Path, opened: Source, model: _Model, progress: Progress, kept: b
             raise
         progress.say(f"note: encoding all images again, since {error.message}")
         for entry in path.iterdir():
-            if entry.name != LOCK:
+            if entry.name not in (LOCK, CLICKS):
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         index = None
     if index is None:
@@ -121,7 +129,7 @@ def _open(path: Path, opened: Source, model: _Model, progress: Progress, kept: b
     if (found := index.facts.get("source")) != opened.address:
         what = f"the index of {found}" if found else "an index that was built from codes"
         raise MismatchError(f"{path} is {what}, not of {opened.address}; choose another --index")
-    ModelFolder.require_same(index.model, model.facts, path)
+    ModelFolder.require_same(index.model, model.used_by(index).facts, path)
     return index
 
 

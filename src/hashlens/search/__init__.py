@@ -339,7 +339,7 @@ def find_encoder(catalog: Catalog, model: Path | str | None = None) -> Encoder:
     if model is None:
         found = ModelFolder.find(catalog.model, catalog.path)
     else:
-        found = ModelFolder.resolve(model)
+        found = ModelFolder.resolve(model).used_by(catalog.model, catalog.path)
         ModelFolder.require_same(catalog.model, found.describe(), catalog.path)
     encoder = Encoder.load(found.path)
     if encoder.claimed:

@@ -22,6 +22,7 @@ READ, WRITE = "read", "write"  # write includes read
 MIN_LENGTH = 16  # characters of a token
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OPEN = ("/healthz", "/readyz")  # for load balancers, which have no token
+CLICKS = "/v1/clicks"
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="hashlens", Basic realm="hashlens", charset="UTF-8"'}
 
 
@@ -56,10 +57,21 @@ class Access:
     tokens: tuple[Token, ...] = ()
     anyone_reads: bool = True  # also without a token
     origins: tuple[str, ...] = ()  # other sites whose pages may ask (CORS)
+    anyone_clicks: bool = False  # without a token; on one's own machine
+
+    @property
+    def takes_clicks(self) -> bool:
+        """Whether there is someone who may click."""
+        return self.anyone_clicks or any(token.scope == WRITE for token in self.tokens)
 
     def check(self, method: str, path: str, authorization: str | None) -> str | None:
         """Refuse a request that its sender may not make; returns the name of the token."""
-        needed = WRITE if path == "/v1/images" or path.startswith("/v1/images/") else READ
+        changes = path == "/v1/images" or path.startswith("/v1/images/")
+        if path == CLICKS and method not in ("GET", "HEAD", "OPTIONS"):
+            if not self.takes_clicks:
+                raise HTTPException(403, "this server takes no clicks; start it with --write-token")
+            changes = not self.anyone_clicks
+        needed = WRITE if changes else READ
         if path in OPEN or method == "OPTIONS" or (needed == READ and self.anyone_reads and authorization is None):
             return None
         token = self._token(authorization)

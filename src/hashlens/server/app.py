@@ -11,10 +11,10 @@ from functools import lru_cache
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import jinja2
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.background import BackgroundTask
@@ -22,21 +22,29 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
 import hashlens
+from hashlens.clicks.file import read_clicks
+from hashlens.codes.model import GENERAL, built_with
 from hashlens.data.images import MAX_BYTES, UnreadableImage
 from hashlens.data.thumbnails import file_of
+from hashlens.files import cache_dir, quoted
 from hashlens.index.catalog import Catalog
+from hashlens.index.folder import IndexFolder
 from hashlens.search import Searcher
-from hashlens.server.access import ANYONE, Access
+from hashlens.server.access import ANYONE, CLICKS, Access
 from hashlens.server.guard import REQUEST, Guard
-from hashlens.server.limits import USUAL, Limits
+from hashlens.server.jobs import Job
+from hashlens.server.limits import MAX_ID, MAX_ITEMS, USUAL, Limits
 from hashlens.server.problems import PROBLEM, explain_errors
 from hashlens.server.requests import (
     Added,
     Asked,
+    Clicks,
     Id,
     documented,
     documented_add,
+    documented_clicks,
     from_json,
+    json_object,
     media_type,
     timeout,
     with_image,
@@ -49,6 +57,8 @@ FILES = {
     "/": ("index.html", "text/html"),
     "/style.css": ("style.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
+    "/dom.js": ("dom.js", "text/javascript"),
+    "/folder.js": ("folder.js", "text/javascript"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 
@@ -89,7 +99,9 @@ def create_app(
     _add_search(app, service)
     _add_items(app, service)
     _add_images(app, service)
-    _add_facts(app, service)
+    _add_clicks(app, service)
+    _add_jobs(app, service)
+    _add_facts(app, service, access)
     return app
 
 
@@ -153,6 +165,17 @@ def _add_search(app: FastAPI, service: Service) -> None:
 
 def _add_items(app: FastAPI, service: Service) -> None:
     searcher, thumbs = service.searcher, service.thumbs
+
+    def items_now(now: Searcher, start: int, n: int) -> dict[str, Any]:
+        found = now.index.page(start, n)
+        return {"n": len(now.index), "items": [one | {"thumb": f"/v1/items/{one['id']}/thumb"} for one in found]}
+
+    @app.get("/v1/items", summary="Some of the images of the index, in the order of ids", responses={422: PROBLEM})
+    async def items(
+        start: Annotated[int, Query(ge=0, le=MAX_ID, description="How many to pass over.")] = 0,
+        n: Annotated[int, Query(ge=1, le=MAX_ITEMS, description="How many.")] = 100,
+    ) -> JSONResponse:
+        return JSONResponse(await service.searches.run(searcher.on_disk, lambda now: items_now(now, start, n)))
 
     @app.get("/v1/items/{id}", summary="Path, labels and code of an image", responses={404: PROBLEM, 422: PROBLEM})
     async def item(id: Id) -> JSONResponse:
@@ -236,7 +259,40 @@ def _add_images(app: FastAPI, service: Service) -> None:
         return Response(status_code=204)
 
 
-def _add_facts(app: FastAPI, service: Service) -> None:
+def _add_clicks(app: FastAPI, service: Service) -> None:
+    @app.post(
+        CLICKS,
+        summary="Results that are more and less like a query, for hashlens refine; on disk before the answer",
+        status_code=201,
+        **documented_clicks(),
+    )
+    async def click(request: Request) -> JSONResponse:
+        if media_type(request) != "application/json":
+            raise HTTPException(415, 'send JSON, such as {"query": 5, "more": [7], "less": [9]}')
+        async with timeout(service.limits):
+            given = Clicks.model_validate(await json_object(request))
+            found = await service.writes.run(service.writer.click, given.query, given.more, given.less)
+        return JSONResponse(found, 201)
+
+
+def _add_jobs(app: FastAPI, service: Service) -> None:
+    def add(job: Job) -> None:
+        async def state() -> JSONResponse:
+            return JSONResponse(await service.searches.run(job.state))
+
+        async def start() -> JSONResponse:
+            await service.searches.run(job.start)
+            return JSONResponse(await service.searches.run(job.state), 202)
+
+        path, what = f"/v1/{job.name}", f"{job.name} of the index"
+        app.get(path, summary=f"The {what}, or how far they are")(state)
+        app.post(path, summary=f"Find the {what} in the background", status_code=202, responses={422: PROBLEM})(start)
+
+    for job in service.jobs:
+        add(job)
+
+
+def _add_facts(app: FastAPI, service: Service, access: Access) -> None:
     searcher, limits = service.searcher, service.limits
 
     @lru_cache(1)
@@ -247,7 +303,17 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     def info_now(now: Searcher) -> dict[str, Any]:
         shown = {"max_upload": limits.max_upload, "max_pixels": limits.max_pixels, "max_k": limits.max_k}
         about = {"takes_images": now.takes_images, "limits": shown, "version": hashlens.__version__}
-        return now.facts() | items(now.index) | about
+        return now.facts() | items(now.index) | about | {"clicks": clicks(now)}
+
+    def clicks(now: Searcher) -> dict[str, Any] | None:
+        """How many there are and the command that learns from them; None where nobody can click."""
+        index = now.index
+        if not access.takes_clicks or now.engine is not None or not isinstance(index, IndexFolder):
+            return None
+        general = (built_with(index.path, index.model) or index.model)["name"] == GENERAL.name
+        found = general and index.path.is_relative_to(cache_dir())  # by the folder of the images, which people know
+        what = (index.facts.get("source") if found else None) or index.path
+        return {"n": len(read_clicks(index.path)), "command": f"hashlens refine {quoted(what)}"}
 
     @app.get("/v1/info", summary="What the index contains, and the limits")
     async def info() -> JSONResponse:

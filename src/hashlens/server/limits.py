@@ -8,6 +8,7 @@ MAX_ID = 2**63 - 1
 MAX_TEXT = 65_536  # bytes of a request besides its image
 MAX_FIELD = 20_000  # bytes of a field of a form, or characters of a code
 MAX_FIELDS = 8
+MAX_ITEMS = 500  # per page of all images
 HEADER_SECONDS = 10  # for the headers of a request, or idle before them
 BODY_SECONDS = 5  # for a body, and more by its bytes:
 BODY_RATE = 2_000  # per second

@@ -13,12 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 
+from hashlens.clicks.file import MAX_MARKS
 from hashlens.files import storage_errors
 from hashlens.server.limits import MAX_FIELD, MAX_FIELDS, MAX_ID, Limits
 from hashlens.server.problems import PROBLEM
 from hashlens.server.service import Service
 
 Id = Annotated[int, InPath(ge=0, le=MAX_ID, description="Id of an image of the index.")]
+
+MarkedId = Annotated[int, Field(ge=0, le=MAX_ID)]
 
 
 class Asked(BaseModel):
@@ -56,6 +59,16 @@ class Added(BaseModel):
         return [label for label in map(str.strip, self.labels.split(";")) if label]
 
 
+class Clicks(BaseModel):
+    """Marks on the results of one query, by ids."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    query: int = Field(ge=0, le=MAX_ID, description="The image of the index that was searched for.")
+    more: list[MarkedId] = Field(min_length=1, max_length=MAX_MARKS, description="Results that are more like it.")
+    less: list[MarkedId] = Field(min_length=1, max_length=MAX_MARKS, description="Results that are less like it.")
+
+
 async def with_image(
     request: Request, service: Service, work: Callable[[UploadFile, dict[str, Any]], Awaitable[Any]]
 ) -> Any:
@@ -90,12 +103,16 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").split(";")[0].strip().lower()
 
 
-async def from_json(request: Request) -> Asked:
+async def json_object(request: Request) -> dict[str, Any]:
     try:
         body = await request.json()
     except (ValueError, RecursionError) as error:
         raise HTTPException(400, "not JSON") from error
-    asked = Asked.model_validate(body if isinstance(body, dict) else {})
+    return body if isinstance(body, dict) else {}
+
+
+async def from_json(request: Request) -> Asked:
+    asked = Asked.model_validate(await json_object(request))
     if (asked.id is None) == (asked.code is None):
         raise HTTPException(422, 'give either id or code, such as {"id": 5}; see /docs')
     return asked
@@ -116,6 +133,12 @@ def documented(*in_form: str) -> dict[str, Any]:
 def documented_add() -> dict[str, Any]:
     body = _form(Added.model_json_schema()["properties"])
     responses = {status: PROBLEM for status in (*STATUSES, 403)} | {200: {"description": "It was there already."}}
+    return {"openapi_extra": {"requestBody": {"required": True, "content": body}}, "responses": responses}
+
+
+def documented_clicks() -> dict[str, Any]:
+    body = {"application/json": {"schema": Clicks.model_json_schema()}}
+    responses = {status: PROBLEM for status in (400, 401, 403, 404, 413, 415, 422, 503, 507)}
     return {"openapi_extra": {"requestBody": {"required": True, "content": body}}, "responses": responses}
 
 

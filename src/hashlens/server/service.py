@@ -18,6 +18,7 @@ from hashlens.machine import n_threads
 from hashlens.search import Searcher
 from hashlens.search.queries import QueryImage
 from hashlens.server.decoders import Decoders
+from hashlens.server.jobs import Job, find_duplicates, find_groups
 from hashlens.server.limits import USUAL, Limits
 from hashlens.server.metrics import Metrics
 from hashlens.server.problems import printable
@@ -42,6 +43,7 @@ class Service:
         self.uploads = Workers(limits.max_waiting)  # images that are encoded
         self.writes = Workers(limits.max_waiting, threads=1)
         self.writer = Writer(self.searcher, self.add_to)
+        self.jobs = [Job("duplicates", self.searcher, find_duplicates), Job("groups", self.searcher, find_groups)]
         self.thumbs: LRUCache[Any, bytes] = LRUCache(limits.thumbnail_cache, getsizeof=len)
         gauge = self.metrics.gauge
         gauge("hashlens_images", "Images in the index.", lambda: len(self.searcher.index))
@@ -66,6 +68,8 @@ class Service:
         await asyncio.gather(*ready)
 
     async def close(self) -> None:
+        for job in self.jobs:
+            job.end()
         self.searches.close()
         self.uploads.close()
         self.writes.close()

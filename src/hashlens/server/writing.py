@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 
+from hashlens.clicks.file import append_clicks, triplets_of
 from hashlens.codes import Codes
 from hashlens.errors import Busy, MismatchError, UsageError
 from hashlens.files import replacing, storage_errors, sync
@@ -69,6 +70,24 @@ class Writer:
             raise NoSuchImage(f"the index has no image {id_}; it was removed, or never added")
         if self.folder is not None and path.is_relative_to(self.folder):
             path.unlink(missing_ok=True)
+
+    def require_clicks(self, now: Searcher) -> Path:
+        """The folder of the index, beside which clicks are kept."""
+        if now.engine is not None or not isinstance(now.index, IndexFolder):
+            raise UsageError(
+                "clicks are kept beside an index folder that is searched here; build one with: index build"
+            )
+        return now.index.path
+
+    def click(self, query: int, more: list[int], less: list[int]) -> dict[str, int]:
+        """Keep marks on the results of a query; how many triplets they are, and how many there are now."""
+        now = self.searcher.now()
+        folder = self.require_clicks(now)
+        path, near, far = (
+            [now.item(id_)["path"] for id_ in ids] for ids in ([query], more, less)
+        )  # refused if one is not of the index
+        triplets = triplets_of(path[0], near, far)
+        return {"triplets": len(triplets), "total": append_clicks(folder, triplets)}
 
     def join_parts(self) -> None:
         """Every change adds a part, and every search reads them all."""

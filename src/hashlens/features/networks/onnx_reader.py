@@ -115,3 +115,78 @@ def _number(view: memoryview, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
     raise ValueError("it has a number that is too long")
+
+
+def multiply_outputs(content: bytes, A: np.ndarray) -> bytes:
+    """The same file with u A (A is square) in the place of its outputs u; a ValueError if no linear layer makes these.
+
+    The weights of that layer are replaced where they are, so nothing else in the file changes.
+    """
+    _require_plain(content)
+    changed = bytearray(content)
+    graph = dict(_fields(memoryview(changed), MODEL, "a model"))["graph"]
+    nodes, tensors = [], {}
+    for name, value in _fields(graph, GRAPH, "a graph"):
+        if name == "node":
+            nodes.append(_Node(value))
+        elif name == "initializer":
+            fields = list(_fields(value, TENSOR, "a tensor"))
+            tensors[bytes(dict(fields)["name"]).decode()] = fields
+    made_by = {name: node for node in nodes for name in node.outputs}
+    layer = made_by.get("output")  # a second output has the second code, which stays
+    while layer is not None and layer.operator == "Identity":
+        layer = made_by.get(layer.inputs[0])
+    if layer is None or layer.operator not in ("MatMul", "Gemm"):
+        raise ValueError("its last layer is not a linear one")
+    transposed = layer.operator == "Gemm" and layer.integers.get("transB", 0) == 1
+    for place, name in enumerate(layer.inputs[1:], 1):
+        raw, array = _array(tensors, name)
+        turned = array.T if place == 1 and transposed else array
+        if turned.shape[-1] != len(A):
+            raise ValueError(f"its last layer gives {turned.shape[-1]} numbers")
+        product = turned.astype(np.float64) @ A
+        raw[:] = np.ascontiguousarray(product.T if turned is not array else product, array.dtype).tobytes()
+    return bytes(changed)
+
+
+class _Node:
+    def __init__(self, content: Any):
+        self.inputs: list[str] = []
+        self.outputs: list[str] = []
+        self.integers: dict[str, int] = {}
+        self.operator = ""
+        for name, value in _fields(content, NODE, "a node"):
+            if name == "input":
+                self.inputs.append(bytes(value).decode())
+            elif name == "output":
+                self.outputs.append(bytes(value).decode())
+            elif name == "operator":
+                self.operator = bytes(value).decode()
+            elif name == "attribute":
+                fields = dict(_fields(value, ATTRIBUTE, "an attribute"))
+                if isinstance(fields.get("int"), int):
+                    self.integers[bytes(fields["name"]).decode()] = fields["int"]
+
+
+def _array(tensors: dict[str, Any], name: str) -> tuple[memoryview, np.ndarray]:
+    """The bytes of a constant, to be written to, and what they say."""
+    if name not in tensors:
+        raise ValueError(f"{name} is not a constant")
+    fields = dict(tensors[name])
+    kinds: dict[Any, str] = {1: "<f4", 11: "<f8"}
+    if fields.get("type") not in kinds or "raw" not in fields:
+        raise ValueError(f"{name} is not an array of floats")
+    dims: list[int] = []
+    for what, value in tensors[name]:
+        if what == "dims":
+            dims += [value] if isinstance(value, int) else _packed(value)
+    raw = fields["raw"]
+    return raw, np.frombuffer(raw, kinds[fields["type"]]).reshape(dims)
+
+
+def _packed(view: memoryview) -> list[int]:
+    found, at = [], 0
+    while at < len(view):
+        value, at = _number(view, at)
+        found.append(value)
+    return found

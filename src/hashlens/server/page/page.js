@@ -1,7 +1,10 @@
-// The search page: state is in the address (?id= or ?code=, k, radius, label, by), so Back, reload and links work.
+// The search page: state is in the address (?id= or ?code=, k, radius, label, by, or view and page), so Back, reload
+// and links work.
 
-const $ = (id) => document.getElementById(id);
-const SVG = "http://www.w3.org/2000/svg";
+import { $, ask, draw, make, megabytes, number, plural } from "./dom.js";
+import { beginMarks, keepMarks, markButtons, markByKey, showFolder, showJob, stopJob } from "./folder.js";
+
+const VIEWS = ["duplicates", "groups"]; // besides the search
 const SIGNS = { right: "M2 9l4 4.5L14 3", wrong: "M3 3l10 10M3 13L13 3" };
 const uploads = new Map(); // code -> {url, name} of images that were given on this page
 let info = null;
@@ -10,39 +13,18 @@ let retry = null; // what "Try again" does
 let running = null; // to stop a search that nobody waits for any more
 let chosen = 0; // the result that Tab leads to
 
-const number = (n) => n.toLocaleString("en-US");
-const plural = (n, one, many) => `${number(n)} ${n === 1 ? one : many}`;
-const megabytes = (n) => `${(n / 1e6).toFixed(n < 1e7 ? 1 : 0)} MB`;
-
-function make(name, facts = {}, ...children) {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(facts)) {
-    if (key in element) element[key] = value;
-    else element.setAttribute(key, value);
-  }
-  element.append(...children.filter((child) => child !== null));
-  return element;
-}
-
-function draw(name, facts = {}, ...children) {
-  const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(facts)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
-}
-
 // ---- state in the address
 
 function readState() {
   const given = new URLSearchParams(location.search);
   const whole = (name) => (/^\d{1,15}$/.test(given.get(name) ?? "") ? Number(given.get(name)) : null);
-  return { id: whole("id"), code: given.get("code"), k: Math.min(whole("k") || 20, info?.limits.max_k ?? Infinity), radius: whole("radius"), label: given.get("label"), by: ["first", "both", "second"].includes(given.get("by")) ? given.get("by") : null };
+  return { id: whole("id"), code: given.get("code"), k: Math.min(whole("k") || 20, info?.limits.max_k ?? Infinity), radius: whole("radius"), label: given.get("label"), by: ["first", "both", "second"].includes(given.get("by")) ? given.get("by") : null, view: VIEWS.includes(given.get("view")) ? given.get("view") : null, page: whole("page") };
 }
 
 function address(state) {
   const given = new URLSearchParams();
   for (const [name, value] of Object.entries(state)) {
-    if (value !== null && value !== "" && !(name === "k" && value === 20)) given.set(name, value);
+    if (value !== null && value !== "" && !(name === "k" && value === 20) && !(name === "page" && value === 1)) given.set(name, value);
   }
   const text = given.toString();
   return text ? `?${text}` : location.pathname;
@@ -55,28 +37,13 @@ function go(changes) {
 }
 
 function searchFor(id) {
-  return go({ id, code: null });
+  return go({ id, code: null, view: null, page: null });
 }
 
 // ---- asking the server
 
-async function ask(path, options = {}) {
-  let response;
-  try {
-    response = await fetch(path, options);
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Error(`Cannot reach the server at ${location.host}. Is hashlens serve still running?`);
-  }
-  const body = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(sentence(body.detail || `the server answered ${response.status}`));
-  return body;
-}
-
 /** The code of a query as a link keeps it: the second code follows the first. */
 const bothCodes = (query) => query.code + (query.second ?? "");
-
-const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
 
 /** Ask, and show the answer or the error; what was there stays, dimmed, until then. */
 async function search(options, after) {
@@ -124,6 +91,8 @@ async function count(found, signal) {
 /** Do what the address says. */
 async function run() {
   const state = readState();
+  showView(state.view);
+  if (state.view) return showJob(state.view, searchFor);
   $("k").value = String(state.k);
   if (!$("k").value) $("k").add(make("option", { textContent: state.k, selected: true }));
   if (![...$("radius").options].some((option) => option.value === String(state.radius ?? "")))
@@ -131,7 +100,7 @@ async function run() {
   $("radius").value = state.radius ?? "";
   $("label").value = state.label ?? "";
   $("by").value = state.by ?? "both";
-  if (state.id === null && !state.code) return showNothing();
+  if (state.id === null && !state.code) return showNothing(state.page ?? 1);
   const body = { k: state.k };
   if (state.code) body.code = state.code;
   else body.id = state.id;
@@ -172,20 +141,39 @@ function showError(text, again = null) {
   $("error").focus();
 }
 
-function showNothing() {
+/** The tab that is shown: the search, or what is found in the whole index. */
+function showView(view) {
+  for (const link of document.querySelectorAll("#views a")) {
+    if ((link.dataset.view || null) === view) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  $("search").hidden = Boolean(view);
+  $("whole").hidden = !view;
+  if (!view) stopJob();
+}
+
+function showNothing(page) {
   running?.abort();
   answer = null;
   clearError();
-  for (const id of ["query-image", "query-facts", "distances", "legend", "unknown", "share"]) $(id).hidden = true;
+  for (const id of ["query-image", "query-facts", "distances", "legend", "unknown", "share", "controls"]) $(id).hidden = true;
   $("query-none").hidden = false;
   $("hits").replaceChildren();
   $("ties").textContent = "";
-  $("status").textContent = "No query yet. Choose an image, or click an example.";
+  beginMarks(null);
+  $("results-title").textContent = "All images";
+  $("status").textContent = "No query yet. Click an image, or choose, drop or paste one.";
+  document.title = "hashlens";
   if (info && info.n === 0) $("status").textContent = "This index has no images. Add some: hashlens index add INDEX CODES";
+  else if (info) return showFolder(page, { search: searchFor, turn: (next) => go({ page: next }), error: showError });
 }
 
 function show(found, milliseconds) {
   const { query, hits, index } = found;
+  $("folder").hidden = true;
+  $("results-title").textContent = "Results";
+  $("controls").hidden = false;
+  beginMarks(query, info?.clicks);
   showQuery(query, index.n_bits);
   const shownCode = found.by === "second" ? "second" : "code";
   const known = Boolean(query.labels?.length);
@@ -251,7 +239,7 @@ function showHit(hit, rank, { kind, words }, query, nBits, code) {
   const more = make("button", { type: "button", className: "more", tabIndex: -1, textContent: "…" });
   more.setAttribute("aria-label", `Details of rank ${rank + 1}`);
   more.addEventListener("click", () => showDetails(rank));
-  return make("li", { className: kind }, button, barcode(hit[code], nBits, query[code]), more);
+  return make("li", { className: kind }, button, barcode(hit[code], nBits, query[code]), markButtons(hit, rank), more);
 }
 
 const bits = (code) => [...code].flatMap((digit) => [8, 4, 2, 1].map((bit) => Number((parseInt(digit, 16) & bit) > 0)));
@@ -380,10 +368,10 @@ async function copy(text, button) {
 
 // ---- the grid: one stop for Tab, arrows within
 
-const buttons = () => [...document.querySelectorAll("#hits .hit")];
+const buttons = () => [...document.activeElement.closest("ol")?.querySelectorAll(".hit") ?? []];
 
 function choose(rank) {
-  const all = buttons();
+  const all = [...document.querySelectorAll("#hits .hit")];
   if (all[chosen]) all[chosen].tabIndex = -1;
   chosen = rank;
   if (all[chosen]) all[chosen].tabIndex = 0;
@@ -393,12 +381,14 @@ function move(event) {
   const all = buttons();
   const here = all.indexOf(document.activeElement);
   if (here < 0) return;
-  if (event.key === " ") {
+  const inHits = document.activeElement.closest("#hits");
+  if (event.key === " " && inHits) {
     event.preventDefault();
     if (event.type === "keydown") showDetails(here);
     return;
   }
   if (event.type !== "keydown") return;
+  if (inHits && $("single-keys").checked && markByKey(event.key, answer.hits[here])) return event.preventDefault();
   const firstRow = all[0].offsetParent ? all.filter((button) => button.parentElement.offsetTop === all[0].parentElement.offsetTop).length : 1;
   const next = { ArrowRight: here + 1, ArrowLeft: here - 1, ArrowDown: here + firstRow, ArrowUp: here - firstRow, Home: 0, End: all.length - 1 }[event.key];
   if (next === undefined) return;
@@ -452,8 +442,16 @@ function listen() {
   $("controls").addEventListener("submit", (event) => { event.preventDefault(); $("label").blur(); });
   $("share").addEventListener("click", () => copy(location.href, $("share")));
   $("keys-button").addEventListener("click", () => open($("keys")));
-  $("hits").addEventListener("keydown", move);
-  $("hits").addEventListener("keyup", move);
+  for (const name of ["keydown", "keyup"]) for (const id of ["hits", "folder", "whole"]) $(id).addEventListener(name, move);
+  for (const link of document.querySelectorAll("#views a"))
+    link.addEventListener("click", (event) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return; // in another window
+      event.preventDefault();
+      history.pushState(null, "", link.dataset.view ? `?view=${link.dataset.view}` : location.pathname);
+      void run();
+    });
+  $("keep").addEventListener("click", () => keepMarks(showError));
+  $("forget").addEventListener("click", () => beginMarks(answer?.query ?? null, info?.clicks));
   addEventListener("keydown", oneKey);
   addEventListener("popstate", run);
   $("single-keys").checked = localStorage.getItem("single-keys") !== "no";

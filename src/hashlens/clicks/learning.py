@@ -1,0 +1,100 @@
+"""Learning: outputs of a hash layer and triplets in, a matrix out that changes the layer.
+
+With u' = u A, theta_ij = tanh(u'_i) . tanh(u'_j) / 2 and T = theta_qp - theta_qn - alpha, minimises the mean of DTSH's
+log(1 + exp(-T)) over the triplets (query, more, less) plus mu / 2 times the mean change ||u' - u||^2 over the images of
+the index: where clicks say nothing, the geometry stays as it was. The second term makes A = I + W B with W = C^(-1/2),
+C the second moments of u, and ||B||^2 in its place. numpy is enough: A has n_bits^2 entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hashlens.codes import Codes
+
+MARGIN = 1 / 4  # alpha per bit; chosen with mu on data that no figure is reported for (benchmarks/refine.py)
+MU = 1.0
+USUAL = 50  # triplets that these were chosen for; with fewer, the geometry weighs more, as in a sum over triplets
+RIDGE = 1.0  # of C, in units of its mean eigenvalue: directions that hardly occur are not turned up
+STEPS = 60
+ENOUGH = 1e-5  # relative improvement of a step
+SAMPLE = 20_000  # images that the geometry is measured on
+FOLDS = 5
+
+
+def learn(u: np.ndarray, triplets: np.ndarray, *, margin: float = MARGIN, mu: float = MU) -> np.ndarray:
+    """A (n_bits, n_bits) for outputs u (n, n_bits) and rows (query, more, less) of them, (t, 3)."""
+    n_bits, mu = u.shape[1], mu * max(1.0, USUAL / len(triplets))
+    sample = u[:: -(-len(u) // SAMPLE)].astype(np.float64)
+    scale = 1 / max(np.abs(sample).mean(), 1e-12)  # a usual output is -1 or 1
+    sample *= scale
+    values, vectors = np.linalg.eigh(sample.T @ sample / len(sample))
+    W = vectors / np.sqrt(np.maximum(values, 0) + RIDGE * max(values.mean(), 1e-12))
+    rows, places = np.unique(triplets, return_inverse=True)
+    query, more, less = places.reshape(-1, 3).T
+    z = u[rows].astype(np.float64) * scale
+    zW = z @ W
+
+    def loss(B: np.ndarray) -> tuple[float, np.ndarray]:
+        y = np.tanh(z + zW @ B)
+        apart = y[more] - y[less]
+        gap = (y[query] * apart).sum(1) / 2 - margin * n_bits
+        slope = -np.exp(-np.logaddexp(0, gap))[:, None] / (2 * len(gap))  # of softplus(-gap), its mean, and theta
+        dy = np.zeros_like(y)
+        for role, part in ((query, apart), (more, y[query]), (less, -y[query])):
+            np.add.at(dy, role, slope * part)
+        value = np.logaddexp(0, -gap).mean() + mu / 2 * (B * B).sum()
+        return float(value), zW.T @ (dy * (1 - y * y)) + mu * B
+
+    return np.eye(n_bits) + W @ _minimum(loss, np.zeros((n_bits, n_bits)), 1 / mu)
+
+
+def _minimum(loss: Callable[[np.ndarray], tuple[float, np.ndarray]], start: np.ndarray, step: float) -> np.ndarray:
+    """Nesterov's descent with steps as long as the loss allows, from the start again where momentum leads up."""
+    x = y = start
+    momentum, value = 1.0, loss(start)[0]
+    for _ in range(STEPS):
+        here, slope = loss(y)
+        steep = float((slope * slope).sum())
+        while (found := loss(y - step * slope)[0]) > here - step * steep / 2 and step * steep > 1e-12:
+            step /= 2
+        if found > value:
+            if momentum == 1:
+                break
+            y, momentum = x, 1.0
+            continue
+        new, following = y - step * slope, (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+        x, y = new, new + (momentum - 1) / following * (new - x)
+        if value - found < ENOUGH * abs(value):
+            break
+        value, momentum, step = found, following, 1.5 * step
+    return x
+
+
+def held_back(u: np.ndarray, triplets: np.ndarray, **how: float) -> tuple[np.ndarray, np.ndarray]:
+    """The gaps of each triplet before and after learning from the triplets of other queries.
+
+    The queries are dealt into folds: no triplet is judged by a layer that has seen a triplet of its query.
+    """
+    _, query = np.unique(triplets[:, 0], return_inverse=True)
+    before, after = gaps(u, triplets), np.empty(len(triplets))
+    for fold in range(min(FOLDS, query.max() + 1)):
+        mine = query % FOLDS == fold
+        after[mine] = gaps(u, triplets[mine], learn(u, triplets[~mine], **how))
+    return before, after
+
+
+def is_better(triplets: np.ndarray, before: np.ndarray, after: np.ndarray) -> bool:
+    """Whether held-back gaps grew by more than their standard error, counted by queries: marks on one are alike."""
+    _, query = np.unique(triplets[:, 0], return_inverse=True)
+    gain = np.bincount(query, after - before)
+    return bool(gain.sum() > np.sqrt((gain**2).sum()))
+
+
+def gaps(u: np.ndarray, triplets: np.ndarray, A: np.ndarray | None = None) -> np.ndarray:
+    """By how many bits "more" is nearer to its query than "less", (t,), by the codes of u or of u A."""
+    rows = [u[role] if A is None else u[role].astype(np.float64) @ A for role in triplets.T]
+    query, more, less = (Codes.from_relaxed(one).signs() for one in rows)
+    return ((query != less).sum(1) - (query != more).sum(1)).astype(np.float64)
