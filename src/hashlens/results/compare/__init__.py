@@ -226,7 +226,9 @@ class _Work:
         from sklearn.base import clone
 
         assert self.out is not None
-        self.progress.say(f"keeping {cell} in {self.out / 'model'}")
+        self.progress.say(
+            f"keeping {cell} in {self.out / 'model'}: best on these queries, so expect a little less on others"
+        )
         arrays = cell.features in (GIVEN, NUSWIDE)
         if not hasher.is_fitted() or (hasher.takes == "features" and not arrays):
             X: Any = self.features(cell.features) if arrays else self.source.images
