@@ -52,11 +52,13 @@ def _nothing(answer: dict[str, Any]) -> str:
 
 
 def grouped(code: str) -> str:
-    """
+    """The start is enough of a long one.
+
     >>> grouped("9f3c21a077e4")
     '9f3c 21a0 77e4'
     """
-    return " ".join(code[start : start + 4] for start in range(0, len(code), 4))
+    groups = [code[start : start + 4] for start in range(0, len(code), 4)]
+    return " ".join(groups if len(groups) <= 8 else [*groups[:4], "…"])
 
 
 def write_page(

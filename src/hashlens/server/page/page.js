@@ -205,7 +205,8 @@ function showQuery(query, nBits) {
   const size = query.width ? ` (${query.width} × ${query.height})` : "";
   $("query-name").textContent = words + size;
   $("query-code").replaceChildren(barcode(query.code, nBits));
-  $("query-hex").textContent = query.code.replace(/(.{4})(?=.)/g, "$1 ");
+  const start = query.code.length > 32 ? `${query.code.slice(0, 16)}…` : query.code; // the start is enough of a long one
+  $("query-hex").textContent = start.replace(/([0-9a-f]{4})(?=.)/g, "$1 ");
   $("query-facts").hidden = false;
 }
 
