@@ -350,7 +350,7 @@ def test_a_method_on_features_has_epochs_too(hashlens, tmp_path):
     code, out, err = hashlens("train", make_folder(tmp_path / "photos"), *options, "--out", tmp_path / "r", "--json")
     assert code == 0, err
     assert json.loads(out)["config"]["params"] == {
-        "n_bits": 8, "random_state": 0, "features": "gist", "epochs": 1, "lambda1": 10.0,
+        "n_bits": 8, "random_state": 0, "features": "gist", "epochs": 1, "lambda1": 10.0, "second_bits": 128,
     }  # fmt: skip
     assert "torch" in hashlens("doctor")[1]
     assert hashlens("--version")[1].startswith("hashlens ")
@@ -461,7 +461,7 @@ def test_a_table_with_a_split(hashlens, tmp_path):
         (["--method", "itq", "--set", "alpha=3"], ["itq has no setting 'alpha'", "hashlens methods itq"]),
         (["--method", "lsh", "--epochs", "3"], ["lsh has no setting 'epochs'"]),
         (["--quirk", "transposed-test-batch"], ["for cifar10", "digits"]),
-        (["--set", "head=cubic"], ["head must be one of auto, linear, layers, divide-and-encode"]),
+        (["--set", "head=cubic"], ["head must be one of auto, classes, linear, layers, divide-and-encode"]),
         (["--backbone", "small-cnn", "--weights", "x.mat"], ["small-cnn takes no weights file"]),
         (["--column", "labels=x"], ["digits"]),
         (["--column", "tags=x"], ["--column takes path="]),

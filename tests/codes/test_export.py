@@ -29,7 +29,7 @@ def images():
     return (rng.integers(0, 80, (60, 20, 20, 3)) + 60 * np.eye(3, dtype=int)[y][:, None, None]).astype(np.uint8), y
 
 
-@pytest.fixture(scope="module", params=[("auto", False), ("linear", True), ("divide-and-encode", False)])
+@pytest.fixture(scope="module", params=[("classes", False), ("linear", True), ("divide-and-encode", False)])
 def model(request, images, tmp_path_factory):
     head, mirror = request.param
     folder = tmp_path_factory.mktemp("deep") / "model"

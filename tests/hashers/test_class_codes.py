@@ -9,7 +9,7 @@ from slow_losses import BATCHES, differences, value_and_gradient
 from hashlens import DTSH, Training
 from hashlens.data.labels import Labels
 from hashlens.errors import UsageError
-from hashlens.hashers.deep.class_codes import class_codes, class_projection, ridge_regression, separated
+from hashlens.hashers.deep.class_codes import class_codes, ridge_regression, separated
 from hashlens.hashers.deep.dtsh import DTSHClassLoss
 from hashlens.hashers.deep.heads import Standardised, ThroughClasses, plain
 
@@ -17,10 +17,6 @@ from hashlens.hashers.deep.heads import Standardised, ThroughClasses, plain
 def distances(codes):
     found = (codes.shape[1] - codes @ codes.T) / 2
     return found[np.triu_indices(len(codes), 1)]
-
-
-def codes_of(X, y, n_bits, apart):
-    return class_codes(class_projection(X, Labels.of(y), n_bits, 0), Labels.of(y), apart)
 
 
 @pytest.fixture
@@ -53,7 +49,7 @@ def test_more_classes_than_codes(rng):
 
 def test_codes_follow_the_geometry_of_the_classes(many_classes):
     X, y, family = many_classes
-    codes = codes_of(X, y, 32, 4)
+    codes = class_codes(X, Labels.of(y), 32, 4, 0)
     assert codes.shape == (40, 32) and codes.dtype == np.float32 and set(np.unique(codes)) == {-1, 1}
     near = (family[:, None] == family)[np.triu_indices(40, 1)]
     assert distances(codes).min() >= 4
@@ -64,7 +60,7 @@ def test_codes_follow_the_geometry_of_the_classes(many_classes):
 def test_few_classes_and_sets_of_labels(rng, n_bits):
     X = rng.normal(size=(60, 5))
     sets = np.eye(3, dtype=bool)[rng.integers(0, 3, 60)] | (rng.random((60, 3)) < 0.3)
-    codes = codes_of(X, sets, n_bits, 2)
+    codes = class_codes(X, Labels.of(sets), n_bits, 2, 0)
     assert codes.shape == (3, n_bits) and distances(codes).min() >= 2
 
 
@@ -138,7 +134,7 @@ def test_many_classes_with_few_images_each(many_classes):
 
 def test_a_single_image_per_class(rng):
     X = rng.normal(size=(12, 6))
-    codes = codes_of(X, np.arange(12), 16, 3)
+    codes = class_codes(X, Labels.of(np.arange(12)), 16, 3, 0)
     assert distances(codes).min() >= 3
     hasher = DTSH(16, training=Training(epochs=10)).fit(X, np.arange(12))
     assert hasher.sampling_ == "class-codes" and len(np.unique(hasher.encode(X).packed, axis=0)) == 12
@@ -158,7 +154,7 @@ def test_how_triplets_are_formed_follows_from_the_data(n_classes, per_class, cho
 def test_mixtures_where_classes_have_few_images(rng, per_class, mixup):
     labels = Labels.of(np.repeat(np.arange(20), per_class))
     hasher = DTSH(8)
-    hasher.sampling_ = "class-codes"
+    hasher.sampling_, hasher.n_classes_ = "class-codes", 0
     assert hasher._recipe(labels, pretrained=True)["mixup"] == mixup
     assert hasher._recipe(labels, pretrained=False)["adapt"] == 1.0  # statistics of an untrained network mean nothing
 

@@ -150,7 +150,7 @@ def test_a_comparison_from_end_to_end(digits, asked, drawn, tmp_path):
     assert at["seconds"]["fit"] > 0 and at["seconds"]["encode"] > 0
     cell = saved[1]
     assert (cell["method"], cell["features"], cell["n_bits"], cell["seed"]) == ("lsh", "gist", 8, 1)
-    assert cell["params"] == {"n_bits": 8, "features": "gist", "random_state": 1}
+    assert cell["params"] == {"n_bits": 8, "features": "gist", "random_state": 1, "second_bits": 0}
     assert cell["split_hash"] == make_protocol(digits).fingerprint()
     assert {"map_tie_aware", "precision_radius_2", "pr_curve"} <= set(cell["metrics"])
     assert cell["versions"]["numpy"] and cell["machine"]["threads"] == 1

@@ -80,7 +80,7 @@ def png_header(width, height):
 def test_an_image_an_id_and_a_code_find_the_same(client, searcher, image):
     by_image = upload(client, image, k="7").json()
     assert by_image["query"]["name"] == "query.jpg" and by_image["query"]["width"] == 96
-    assert set(by_image) == {"query", "hits", "ties", "histogram", "timing_ms", "index"}
+    assert set(by_image) == {"query", "hits", "ties", "histogram", "timing_ms", "index", "by", "n_bits"}
     assert set(by_image["timing_ms"]) == {"decode", "encode", "search", "items"}
     assert by_image["index"] == searcher.facts() and len(by_image["hits"]) == 7
     by_id = client.post("/v1/search", json={"id": 3, "k": 7, "histogram": True}).json()

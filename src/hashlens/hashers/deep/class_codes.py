@@ -1,4 +1,4 @@
-"""Codes of classes in closed form: features and labels in, one code per class that follows the geometry of images.
+"""Codes of classes in closed form: features and labels in, one code per class that follows the geometry of the classes.
 
 Classes that look alike get codes that are near each other, and yet no two codes are nearer than a few bits.
 """
@@ -9,7 +9,7 @@ from scipy import linalg
 from hashlens.data.labels import Labels
 from hashlens.hashers.shallow.base import signs
 from hashlens.hashers.shallow.itq import quantising_rotation
-from hashlens.hashers.shallow.spectral import principal_directions
+from hashlens.hashers.shallow.spectral import NULL, eigenvectors
 
 ROTATIONS = 50  # iterations, as in ITQ
 RIDGE = 1.0  # of the covariance within classes, relative to its mean eigenvalue
@@ -17,28 +17,27 @@ SHRINKAGE = 0.1  # of the regression, likewise
 TURNS = 20  # bits turned per class before `separated` gives up
 
 
-def class_projection(features: np.ndarray, labels: Labels, n_bits: int, random_state: int) -> np.ndarray:
-    """(n, n_bits): images along the directions in which they differ most, rotated to be near their own signs.
+def class_codes(features: np.ndarray, labels: Labels, n_bits: int, apart: int, random_state: int) -> np.ndarray:
+    """(n_classes, n_bits) of -1 and 1, float32; any two differ in `apart` bits, as far as there is room.
 
-    That is ITQ on features whitened by the covariance within classes: what differs between images of one class counts
-    for little.
+    The mean features of the classes, whitened by the covariance within classes, along the directions in which they
+    differ most, rotated to be near their own signs.
     """
-    _, within = class_statistics(features, labels)
+    means, within = class_statistics(features, labels)
     ridge = RIDGE * np.trace(within) / len(within) or 1.0  # no spread at all: a single image per class
     root = linalg.cholesky(within + ridge * np.eye(len(within)), lower=True)
-    white = linalg.solve_triangular(root, (features - features.mean(0)).T, lower=True).T
-    projected = white @ principal_directions(white, n_bits)
-    return projected @ quantising_rotation(projected, ROTATIONS, random_state)
-
-
-def class_codes(projected: np.ndarray, labels: Labels, apart: int) -> np.ndarray:
-    """(n_classes, n_bits) of -1 and 1, float32: the signs of the mean projection of each class's images.
-
-    Any two differ in `apart` bits, as far as there is room.
-    """
-    has = labels.matrix().astype(np.float64)
-    means = has.T @ projected / np.maximum(has.sum(0), 1)[:, None]
-    return separated(means, apart).astype(np.float32)
+    white = linalg.solve_triangular(root, means.T, lower=True).T
+    white -= white.mean(0)
+    # the principal coordinates of c classes in d dimensions need the smaller of a (c, c) and a (d, d) matrix
+    if len(white) < white.shape[1]:
+        values, vectors = eigenvectors(white @ white.T, min(n_bits, len(white)))
+        places = vectors * np.sqrt(values.clip(0))
+    else:
+        values, vectors = eigenvectors(white.T @ white, n_bits)
+        places = white @ vectors
+    places = places * (values > NULL * values[0])
+    places = np.pad(places, ((0, 0), (0, n_bits - places.shape[1])))
+    return separated(places @ quantising_rotation(places, ROTATIONS, random_state), apart).astype(np.float32)
 
 
 def class_statistics(features: np.ndarray, labels: Labels) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from hashlens.data.triplets import clean_triplets
 from hashlens.errors import UsageError
 from hashlens.features.networks import Network
 from hashlens.hashers.deep.base import DeepHasher
-from hashlens.hashers.deep.class_codes import class_codes, class_projection, ridge_regression
+from hashlens.hashers.deep.class_codes import class_codes, ridge_regression
 from hashlens.hashers.deep.heads import HEADS, Standardised, ThroughClasses, build_head
 from hashlens.hashers.deep.inputs import outputs_of
 from hashlens.hashers.deep.likelihood import triplet_nll
@@ -34,7 +34,8 @@ PAIRS, MANY = 4, 200
 SHARPNESS = 8.0  # of the scores that training starts with, in favour of an image's class
 FEW = 50  # images per class, below which mixtures of images help
 # with class codes: longer, and the statistics of a pretrained network stay as they are
-RECIPE = {"images": 45_000, "lr": 1e-3, "head_lr": 2e-3, "weight_decay": 0.1, "adapt": 0.0}
+RECIPE = {"images": 45_000, "lr": 2e-3, "head_lr": 5e-3, "weight_decay": 0.1, "adapt": 0.0}
+THROUGH_CLASSES = {"lr": 1e-3, "head_lr": 2e-3}  # at higher rates it diverges
 
 
 class Triplets(NamedTuple):
@@ -57,14 +58,16 @@ class DTSH(DeepHasher):
     sampling="published" the gradient is that of the authors' code up to a constant (see `DTSHBankLoss`). With
     sampling="class-codes" the positive and the negative of a triplet are codes of classes, which are computed first,
     follow the geometry of the classes and stay fixed, theta is tanh(u) . code / 2, and the hash layer starts as a
-    regression (see class_codes.py): with many classes, a batch has few pairs of one class. Its hash layer then goes
-    through scores of the classes (see `ThroughClasses`), unless head="linear".
+    regression (see class_codes.py): with many classes, a batch has few pairs of one class. On fixed features, the hash
+    layer then goes through scores of the classes (see `ThroughClasses`): where no network can move the features, few of
+    the bits are linear in them.
     """
 
     head: str = setting(
         "auto",
-        "hash layer on top of the backbone; auto: linear, as in the paper, and with class codes through the classes",
-        choices=("auto", *HEADS),
+        "hash layer on top of the backbone; linear, as in the paper; classes: with class codes, through a score per"
+        " class; auto: classes on fixed features, else linear",
+        choices=("auto", "classes", *HEADS),
     )
 
     alpha: float | None = setting(None, "margin in bits; none: the paper's n_bits / 2", low=0, search=(2.0, 48.0))
@@ -127,8 +130,8 @@ class DTSH(DeepHasher):
 
     def _fit(self, X: Any, labels: Any, **how: Any) -> None:
         self.sampling_ = self._sampling_for(labels)
-        through_classes = self.head == "auto" and self.sampling_ == "class-codes"
-        self.n_classes_ = labels.n_classes if through_classes else 0
+        head = self.head if self.head != "auto" else "classes" if self._choose_backbone(X) == "none" else "linear"
+        self.n_classes_ = labels.n_classes if head == "classes" and self.sampling_ == "class-codes" else 0
         if self.sampling == "auto" and isinstance(labels, Labels):
             formed = "inside each batch" if self.sampling_ == "in-batch" else "with the codes of classes"
             n_classes = counted(int((labels.counts() > 0).sum()), "class")
@@ -166,7 +169,8 @@ class DTSH(DeepHasher):
             return super()._recipe(labels, pretrained)
         counts = labels.counts()
         mixup = 0.2 if counts.sum() < FEW * (counts > 0).sum() else 0.0
-        return RECIPE | {"mixup": mixup} | ({} if pretrained else {"head_lr": 5e-3, "adapt": 1.0})
+        own = THROUGH_CLASSES if self.n_classes_ else {}
+        return RECIPE | {"mixup": mixup} | own | ({} if pretrained else {"lr": 1e-3, "head_lr": 5e-3, "adapt": 1.0})
 
     def _n_frozen(self, info: Network, n_blocks: int) -> int:
         """With class codes, all but the last two blocks: there are few images per class."""
@@ -180,7 +184,7 @@ class DTSH(DeepHasher):
     def _head(self) -> nn.Module:
         if self.n_classes_:
             return ThroughClasses(self.n_features_in_, self.n_classes_, self.n_bits)
-        return build_head("linear" if self.head == "auto" else self.head, self.n_features_in_, self.n_bits)
+        return build_head("linear" if self.head in ("auto", "classes") else self.head, self.n_features_in_, self.n_bits)
 
     def _restore(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         self.sampling_ = config["sampling"]
@@ -197,8 +201,8 @@ class DTSH(DeepHasher):
         def regression(targets: np.ndarray) -> Standardised:
             return Standardised(features, *ridge_regression(standardised, targets))
 
-        projected = class_projection(standardised, labels, self.n_bits, self.random_state)
-        codes = class_codes(projected, labels, self.apart or max(1, round(self.n_bits / 6)))
+        apart = self.apart or max(1, round(self.n_bits / 6))
+        codes = class_codes(standardised, labels, self.n_bits, apart, self.random_state)
         loss.codes.copy_(torch.from_numpy(codes))
         has = labels.matrix()
         bits = regression((has @ codes).clip(-1, 1))  # of several labels, what most of them agree on
