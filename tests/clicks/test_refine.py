@@ -4,6 +4,7 @@ import errno
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -355,3 +356,36 @@ def test_an_index_without_images_is_undone_too(small):
     assert hashlens.refine(small.index, undo=True).changed
     after = IndexFolder.open(small.index)
     assert len(after) == 0 and after.model == before and after.verify()
+
+
+def test_second_codes_stay(tmp_path, monkeypatch, empty_cache):
+    """In the index of a folder, before and after it is refined, for images that come later too."""
+    from made_index import make_images
+
+    from hashlens.index.library import index_of
+
+    paths = sorted(make_images(tmp_path / "images", 12))
+    training = hashlens.Training(epochs=1, batch_size=18)
+    hasher = hashlens.DTSH(
+        12, second_bits=24, backbone="small-cnn", image_size=24, sampling="in-batch", training=training
+    )
+    hasher.fit(paths, np.arange(36) // 12).save(tmp_path / "model")
+    monkeypatch.setattr("hashlens.clicks.refine.is_better", lambda *given: True)
+
+    def seconds():
+        index = index_of(tmp_path / "images", tmp_path / "model")
+        return {item["path"]: item["second"] for item in index.page(0, 100)}
+
+    before = seconds()
+    index = index_of(tmp_path / "images", tmp_path / "model")
+    for query in paths[2:32]:
+        append_clicks(index.path, triplets_of(query, [paths[1]], [paths[35]]))
+    assert len(before) == 36 and hashlens.refine(tmp_path / "images", tmp_path / "model").changed
+    assert seconds() == before
+    new = tmp_path / "images" / "new.jpg"
+    new.write_bytes(Path(paths[3]).read_bytes())
+    assert seconds() == before | {str(new): before[paths[3]]}
+    answer = hashlens.search_folder(tmp_path / "images", tmp_path / "model").search(new, k=2)
+    assert answer["by"] == "both" and {hit["distance"] for hit in answer["hits"]} == {0}
+    assert hashlens.refine(tmp_path / "images", tmp_path / "model", undo=True).changed
+    assert seconds() == before | {str(new): before[paths[3]]}
