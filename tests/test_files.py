@@ -102,6 +102,12 @@ def test_storage_errors(code, sentence):
     assert caught.value.__cause__.errno == code
 
 
+def test_a_disk_that_numpy_found_full(tmp_path):
+    """It gives no number of the error."""
+    with pytest.raises(StorageError, match="the disk is full"), storage_errors(tmp_path):
+        raise OSError("601 requested and 207 written")
+
+
 def test_other_errors_are_not_hidden():
     for error in (OSError(errno.EIO, "input/output error"), ValueError("mine")):
         with pytest.raises(type(error)) as caught, storage_errors(Path("a")):

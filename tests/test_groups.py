@@ -35,8 +35,12 @@ def test_the_number_of_groups_is_given_or_chosen(made):
         find_groups(made / "photos", 37, made / "lsh")
 
 
-def test_groups_are_those_of_separate_codes(tmp_path, rng):
-    """Three far codes, each with a few bits flipped: three groups, by an index that has only codes."""
+@pytest.mark.parametrize("fitted", [50_000, 30])
+def test_groups_are_those_of_separate_codes(tmp_path, rng, monkeypatch, fitted):
+    """Three far codes, each with a few bits flipped: three groups, by an index that has only codes.
+
+    They are the same if they are found on half of the images, and the others are added some at a time.
+    """
     import pyarrow as pa
 
     from hashlens import Codes
@@ -48,6 +52,8 @@ def test_groups_are_those_of_separate_codes(tmp_path, rng):
     index.add(
         Codes.from_relaxed(bits.astype(bool)), pa.table({"path": [f"/images/{row:02d}.jpg" for row in range(60)]})
     )
+    monkeypatch.setattr("hashlens.groups.FITTED", fitted)
+    monkeypatch.setattr("hashlens.groups.AT_ONCE", 7)
     found = find_groups(tmp_path / "index")
     assert sorted(sorted(group) for group in found.groups) == [
         [f"/images/{row:02d}.jpg" for row in range(start, start + 20)] for start in (0, 20, 40)

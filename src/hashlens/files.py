@@ -130,9 +130,11 @@ def storage_errors(path: Path) -> Iterator[None]:
             errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
             errno.EEXIST: "a file with that name exists; choose another path",
         }
-        if error.errno not in reasons:
+        # numpy says only "601 requested and 207 written" when a disk is full
+        number = errno.ENOSPC if error.errno is None and str(error).endswith(" written") else error.errno
+        if number not in reasons:
             raise
-        raise StorageError(f"cannot write {path}: {reasons[error.errno]}") from error
+        raise StorageError(f"cannot write {path}: {reasons[number]}") from error
 
 
 def require_own(folder: Path, signs: Sequence[str], what: str, option: str = "--out") -> None:

@@ -14,13 +14,17 @@ from typing import Any
 
 import numpy as np
 
+from hashlens.codes import Codes
 from hashlens.duplicates.find import listed
 from hashlens.errors import UsageError, require
 from hashlens.files import write_csv
+from hashlens.machine import blocks
 from hashlens.progress import Progress, counted
 from hashlens.search import open_index
 
 SAMPLE = 5_000  # images on which the number of groups is chosen
+FITTED = 50_000  # images that the groups are found on, at least; each of the others goes to the nearest group
+AT_ONCE = 4_096  # images that are put into groups at a time
 SHOWN = 24  # images of a group on the page
 FEWEST, MOST = 2, 64  # groups, if the number is not given
 FEW = 5  # images per group, on average, at least: fewer are no class to learn
@@ -73,30 +77,42 @@ def find_groups(
     shows = Progress.of(progress)
     index = open_index(os.fspath(source), model, at=at, progress=shows, stop=stop)
     paths, codes = listed(index)
-    bits = np.unpackbits(codes.packed, axis=1)[:, : codes.n_bits].astype(np.float32)
     n_different = len(np.unique(codes.packed, axis=0))
     if n is not None and not 1 <= n <= n_different:
         raise UsageError(
             f"--n must be from 1 to {n_different}, since {source} has {counted(len(paths), 'image')} with that many"
             f" different codes, got {n}"
         )
-    tried = {} if n is not None else _silhouettes(bits, min(MOST, n_different - 1, len(paths) // FEW), seed, shows)
+    order = np.random.default_rng(seed).permutation(len(paths))
+    tried = {}
+    if n is None:
+        most = min(MOST, n_different - 1, len(paths) // FEW)
+        tried = _silhouettes(_bits(codes[np.sort(order[:SAMPLE])]), most, seed, shows)
     n_groups = n or max(tried, key=tried.__getitem__, default=1)
-    fitted = KMeans(n_groups, n_init=4, random_state=seed).fit(bits)
-    apart = np.linalg.norm(bits - fitted.cluster_centers_[fitted.labels_], axis=1)
+    drawn = np.sort(order[: max(FITTED, FEW * n_groups)])
+    fitted = KMeans(n_groups, n_init=4, random_state=seed).fit(_bits(codes[drawn]))
+    labels, apart = np.empty(len(paths), np.int32), np.empty(len(paths), np.float32)
+    for some in blocks(len(paths), AT_ONCE):
+        bits = _bits(codes[some])
+        labels[some] = fitted.predict(bits)
+        apart[some] = np.linalg.norm(bits - fitted.cluster_centers_[labels[some]], axis=1)
     groups = []
-    for number in range(n_groups):
-        rows = np.flatnonzero(fitted.labels_ == number)
+    for number in np.unique(labels):
+        rows = np.flatnonzero(labels == number)
         groups.append([paths[row] for row in rows[np.argsort(apart[rows], kind="stable")]])
     groups.sort(key=lambda group: (-len(group), group[0]))
     return Groups(os.fspath(source), groups, n is None, tried)
 
 
-def _silhouettes(bits: np.ndarray, most: int, seed: int, progress: Progress) -> dict[int, float]:
+def _bits(codes: Codes) -> np.ndarray:
+    """As numbers, (n, n_bits) float32: 32 times the memory of the codes."""
+    return np.unpackbits(codes.packed, axis=1)[:, : codes.n_bits].astype(np.float32)
+
+
+def _silhouettes(sample: np.ndarray, most: int, seed: int, progress: Progress) -> dict[int, float]:
     from sklearn.cluster import KMeans
     from sklearn.metrics import silhouette_score
 
-    sample = bits[np.sort(np.random.default_rng(seed).permutation(len(bits))[:SAMPLE])]
     numbers = sorted({round(FEWEST * 2 ** (step / 2)) for step in range(11)})
     numbers = [number for number in numbers if FEWEST <= number <= most]
     found = {}

@@ -1,8 +1,10 @@
 """Clicks: kept as triplets, learned from, checked, undone; with the general model on real photographs."""
 
+import errno
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from hashlens.codes.encoder import Encoder
 from hashlens.codes.model import REFINED, ModelFolder
 from hashlens.data.images import FileImages
 from hashlens.data.triplets import read_triplets
-from hashlens.errors import DataError, UsageError
+from hashlens.errors import DataError, StorageError, UsageError
 from hashlens.index.folder import IndexFolder
 
 # --- the file --------------------------------------------------------------------------------------------------------
@@ -58,6 +60,9 @@ def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path):
     assert read_clicks(tmp_path) == [("q", "a", "b")]
     assert append_clicks(tmp_path, [("r", "e", "f")]) == 2 or read_clicks(tmp_path)[-1] == ("r", "e", "f")
     assert read_clicks(tmp_path)[0] == ("q", "a", "b") and read_clicks(tmp_path)[-1] == ("r", "e", "f")
+    (tmp_path / CLICKS).write_bytes(b'query,positive,negative\nq,a,b\nq,"with, com')  # within a quoted name
+    assert append_clicks(tmp_path, [("r", "e", "f")]) == 2
+    assert read_clicks(tmp_path) == [("q", "a", "b"), ("r", "e", "f")]
     (tmp_path / CLICKS).write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match="cannot read the clicks in"):
         read_clicks(tmp_path)
@@ -305,3 +310,82 @@ def test_a_trained_model_learns_too(tmp_path, rng):
     kernel.save(tmp_path / "ksh")
     with pytest.raises(UsageError, match="does not end in a linear layer"):
         write_changed(ModelFolder.resolve(tmp_path / "ksh"), np.eye(8), tmp_path / "never")
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """An index of 60 images with codes of 20 bits, and clicks on it that any change passes."""
+    from made_index import make_index
+
+    made = make_index(tmp_path)
+    paths = sorted(path.as_posix() for path in made.images.rglob("*.jpg"))
+    for query in paths[2:32]:
+        append_clicks(made.index, triplets_of(query, [paths[1]], [paths[59]]))
+    monkeypatch.setattr("hashlens.clicks.refine.is_better", lambda *given: True)
+    return made
+
+
+def test_clicks_on_images_that_are_gone_are_left_out(small):
+    index = IndexFolder.open(small.index)
+    gone = {triplet[0] for triplet in read_clicks(small.index)[:3]}
+    index.remove([item["id"] for item in index.page(0, 1000) if item["path"] in gone])
+    found = hashlens.refine(small.index)
+    assert found.n_images == 57 and found.n_clicks == 27 and found.n_left_out == 3
+
+
+def test_a_full_disk_after_the_index_was_replaced_leaves_its_model(small, monkeypatch):
+    name = IndexFolder.open(small.index).model["name"]
+
+    def full(path, to):
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hashlens.index.folder.copy_file", full)  # of index.json, which names the model by now
+        with pytest.raises(StorageError, match="the disk is full"):
+            hashlens.refine(small.index)
+    assert IndexFolder.open(small.index).model["name"] == f"{name}-refined-1"
+    assert Encoder.load(small.index / f"{name}-refined-1").n_bits == 20
+    assert hashlens.refine(small.index, undo=True).model == name
+
+
+def test_an_index_without_images_is_undone_too(small):
+    before = IndexFolder.open(small.index).model
+    assert hashlens.refine(small.index).changed
+    index = IndexFolder.open(small.index)
+    index.remove([item["id"] for item in index.page(0, 1000)])
+    assert hashlens.refine(small.index, undo=True).changed
+    after = IndexFolder.open(small.index)
+    assert len(after) == 0 and after.model == before and after.verify()
+
+
+def test_second_codes_stay(tmp_path, monkeypatch, empty_cache):
+    """In the index of a folder, before and after it is refined, for images that come later too."""
+    from made_index import make_images
+
+    from hashlens.index.library import index_of
+
+    paths = sorted(make_images(tmp_path / "images", 12))
+    training = hashlens.Training(epochs=1, batch_size=18)
+    hasher = hashlens.DTSH(
+        12, second_bits=24, backbone="small-cnn", image_size=24, sampling="in-batch", training=training
+    )
+    hasher.fit(paths, np.arange(36) // 12).save(tmp_path / "model")
+    monkeypatch.setattr("hashlens.clicks.refine.is_better", lambda *given: True)
+
+    def seconds():
+        index = index_of(tmp_path / "images", tmp_path / "model")
+        return {item["path"]: item["second"] for item in index.page(0, 100)}
+
+    before = seconds()
+    index = index_of(tmp_path / "images", tmp_path / "model")
+    for query in paths[2:32]:
+        append_clicks(index.path, triplets_of(query, [paths[1]], [paths[35]]))
+    assert len(before) == 36 and hashlens.refine(tmp_path / "images", tmp_path / "model").changed
+    assert seconds() == before
+    new = tmp_path / "images" / "new.jpg"
+    new.write_bytes(Path(paths[3]).read_bytes())
+    assert seconds() == before | {str(new): before[paths[3]]}
+    answer = hashlens.search_folder(tmp_path / "images", tmp_path / "model").search(new, k=2)
+    assert answer["by"] == "both" and {hit["distance"] for hit in answer["hits"]} == {0}
+    assert hashlens.refine(tmp_path / "images", tmp_path / "model", undo=True).changed
+    assert seconds() == before | {str(new): before[paths[3]]}

@@ -82,6 +82,10 @@ def test_against_finds_only_what_both_folders_have(photos, model, tmp_path):
         ["a.jpg", "3.jpg"],
     ]
     assert all(group.why.startswith("in the other folder") for group in found.groups)
+    shutil.copy(photos / "4.jpg", other / "c.jpg")  # several on each side are one group
+    shutil.copy(photos / "4.jpg", photos / "5.jpg")
+    (same,) = find_duplicates(photos, model, against=other, radius=-1).of("identical")
+    assert sorted(Path(image.path).name for image in same.images) == ["4.jpg", "5.jpg", "b.jpg", "c.jpg"]
     with pytest.raises(UsageError, match="in common"):
         find_duplicates(photos, model, against=photos)
 

@@ -1,5 +1,6 @@
 """The index of a source: up to date after each call, only what changed is encoded, nothing is lost on the way."""
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from PIL import Image
 import hashlens as package
 from hashlens.codes.encoder import Encoder
 from hashlens.codes.model import GENERAL, ModelFolder
+from hashlens.data import images as data_images
 from hashlens.errors import Busy, DataError, MismatchError, Stopped, StorageError, UsageError
 from hashlens.files import alone_in
 from hashlens.index import library
@@ -87,6 +89,37 @@ def test_unreadable_images_are_told_and_not_tried_again(photos, encoded, capsys)
     for _ in range(2):  # the second call tries nothing again
         with pytest.raises(DataError, match=r"no image of .*photos can be read \(14 tried, first .*: zero bytes\)"):
             index_of(photos)
+
+
+def test_an_image_that_was_forbidden_is_tried_again(photos, monkeypatch):
+    """Its size and mtime stay the same when the permission is given."""
+    index_of(photos)
+    paint(photos / "mine.png", 250)
+
+    def forbidden(file):  # as chmod 0 would make it, but for root too
+        if file.name == "mine.png":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return content(file)
+
+    content = data_images._content
+    with monkeypatch.context() as patch:
+        patch.setattr(data_images, "_content", forbidden)
+        index = index_of(photos)
+        assert len(index) == 12 and "permission denied" in (index.path / "skipped.csv").read_text()
+    assert len(index_of(photos)) == 13 and "mine.png" not in (index.path / "skipped.csv").read_text()
+
+
+def test_a_folder_without_permission_is_named(photos, monkeypatch):
+    stat = Path.stat
+
+    def forbidden(path, **options):
+        if path.parent == photos:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", forbidden)
+    with pytest.raises(DataError, match=r"photos cannot be read \(permission denied\); check the permissions"):
+        index_of(photos)
 
 
 def test_what_was_done_before_a_stop_stays(photos, encoded, monkeypatch):

@@ -70,7 +70,8 @@ def read_clicks(folder: Path) -> list[Triplet]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the clicks in {path} ({error}); restore or remove the file") from error
     whole = text[: text.rfind("\n") + 1]
-    rows = csv.reader(whole.split("\n"))
+    # line by line: a quote that a crash has left open must not swallow the lines below it
+    rows = (row for line in whole.split("\n") for row in csv.reader([line]))
     found = [(row[0], row[1], row[2]) for row in rows if len(row) == 3 and all(row)]
     return [row for row in found if row != HEADER]
 

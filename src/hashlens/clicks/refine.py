@@ -34,13 +34,15 @@ from hashlens.codes.model import REFINED, ModelFolder, built_with
 from hashlens.data.triplets import clean_triplets
 from hashlens.errors import UsageError
 from hashlens.files import alone_in
-from hashlens.index.folder import IndexFolder
+from hashlens.index.folder import IndexFolder, read_facts
+from hashlens.machine import blocks
 from hashlens.progress import Progress, counted
 from hashlens.search import open_index
 
 FEWEST = 20  # clicks to learn from: fewer say nothing that can be checked
 FEWEST_QUERIES = 5
 MOST = 5_000  # the newest count
+AT_ONCE = 4_096  # images whose codes are made at a time
 LOCK = ".hashlens-refine.lock"
 
 
@@ -114,7 +116,8 @@ class _Work:
         clicks = read_clicks(self.index.path)[-MOST:]
         if not clicks or not len(self.index):
             return self._unchanged("nobody has clicked yet: mark results on the page of hashlens serve")
-        paths = {path for part in self.index.parts for path in part.items().column("path").to_pylist()}
+        present = (part.items().column("path").take(part.still()) for part in self.index.parts)
+        paths = {path for column in present for path in column.to_pylist()}
         known = [triplet for triplet in clicks if paths.issuperset(triplet)]
         triplets = _cleaned(known, self.progress)
         facts: dict[str, Any] = {"n_clicks": len(triplets), "n_queries": len({query for query, _, _ in triplets})}
@@ -137,7 +140,8 @@ class _Work:
         if not is_better(rows, before, after):
             return self._unchanged(f"{found}: not surely better, so nothing was changed", **facts)
         A = learn(u, rows)
-        self._replace(ids, Codes.from_relaxed(u.astype(np.float64) @ A), A)
+        codes = [Codes.from_relaxed(u[some].astype(np.float64) @ A) for some in blocks(len(u), AT_ONCE)]
+        self._replace(ids, Codes.concatenate(codes), A)
         changed = f"{found}: {counted(len(ids), 'image')} have new codes"
         return self._result(True, changed, **facts)
 
@@ -184,7 +188,7 @@ class _Work:
             write_sealed(self.index.path / REFINED, {"model": facts})
             self.index.recode(ids, codes, new.describe())
         except BaseException:
-            if self.index.model["name"] != name:
+            if read_facts(self.index.path)["model"]["name"] != name:  # it may have failed after the index was replaced
                 shutil.rmtree(place, ignore_errors=True)
             raise
         self._delete_models(but=name)

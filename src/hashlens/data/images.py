@@ -42,6 +42,8 @@ INSIDE = "::"  # shards/00000.tar::cats/1.jpg; a name inside a tar file is never
 
 
 MISSING, FOLDER, UNKNOWN_HEIC = "no such file", "a folder", "a HEIC photo"
+FORBIDDEN, NO_MEMORY = "permission denied", "more than the memory that is left for it"
+PASSING = (FORBIDDEN, NO_MEMORY, UNKNOWN_HEIC)  # reasons that go away while the file stays as it is
 ADVICE = {MISSING: "check the path", FOLDER: "check the path", UNKNOWN_HEIC: f"to read those, run: {NEEDS_HEIC}"}
 LIMIT = re.compile(r"limit|more than")  # in the reason for which `headers.py` or a decoder of the server gives up
 
@@ -468,13 +470,13 @@ def reason(file: Path | io.BytesIO, error: Exception) -> str:
     if isinstance(error, Costly):
         return text
     if isinstance(error, MemoryError):
-        return "more than the memory that is left for it"
+        return NO_MEMORY
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return MISSING
     if isinstance(error, IsADirectoryError):
         return FOLDER
     if isinstance(error, PermissionError):
-        return "permission denied"
+        return FORBIDDEN
     if isinstance(error, UnidentifiedImageError):
         if isinstance(file, Path) and file.suffix.lower() in HEIC and not HAS_HEIC:
             return UNKNOWN_HEIC

@@ -236,7 +236,10 @@ def open_source(
         raise UsageError("the source is empty; name one, or give . for the current folder")
     typed = text if isinstance(source, str) else f"./{text}"  # a Path is a file or folder even if it is called cifar10
     asked = Asked(typed, expanded(source), labelled, columns or Columns(), from_file, quirk, say)
-    name = next((name for name in SOURCES if kind_named(name).matches(typed, asked.path)), None)
+    try:
+        name = next((name for name in SOURCES if kind_named(name).matches(typed, asked.path)), None)
+    except PermissionError as error:  # of a file that a kind looks for in there
+        raise DataError(f"{text} cannot be read (permission denied); check the permissions of the folder") from error
     if name is None or not (kind_named(name).named or asked.path.exists() or re.search(r"[*?[{]|^-$", text)):
         raise DataError(
             f"{text} not found; {_like(asked.path) or 'check the path'} (all sources: hashlens data --help)"

@@ -10,7 +10,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +202,9 @@ class _Search:
         for row in rows.tolist():
             same.setdefault(self.digests[row], []).append(row)
         for alike in same.values():
-            yield from combinations(alike, 2) if self.across else ((alike[0], row) for row in alike[1:])
+            yield from ((alike[0], row) for row in alike[1:])
+            if apart := [row for row in alike if self.other[row] != self.other[alike[0]]]:  # the pairs of two folders
+                yield from ((apart[0], row) for row in alike if row not in (alike[0], apart[0]))
 
     def _copies(self, rows: np.ndarray, radius: int) -> Iterator[tuple[int, int]]:
         for first, second in copies(self.looks[rows], self.progress).tolist():

@@ -236,7 +236,8 @@ class IndexFolder(Catalog):
             codes = Codes(codes.packed, codes.n_bits, before.second)
             with self._change() as facts:
                 facts |= {"n_bits": codes.n_bits, "model": model, "parts": [], "removed": None, "forgotten": None}
-                facts["parts"] = [self._write_part(codes, ids, items, facts)]
+                if len(ids):
+                    facts["parts"] = [self._write_part(codes, ids, items, facts)]
 
     def _delete(self, ids: np.ndarray) -> int:
         with self._alone():

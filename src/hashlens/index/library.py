@@ -4,7 +4,8 @@ It is kept in the user's cache, or at `--index PATH`, and never among the images
 size, mtime or labels have changed, are encoded; those that are gone are removed. Finished parts stay when a call is
 stopped or killed, and the next call resumes. Beside the files of an index (folder.py) there is
 
-  skipped.csv   images that cannot be read, with the reason, size and mtime: they are tried again when those change
+  skipped.csv   images that cannot be read, with the reason, size and mtime: they are tried again when those change,
+                and each time if the reason can go away without that
   clicks.csv    what a person has clicked, from which `hashlens refine` learns (clicks/)
 """
 
@@ -26,6 +27,7 @@ import pyarrow as pa
 from hashlens.clicks.file import CLICKS
 from hashlens.codes.encoder import Encoder
 from hashlens.codes.model import GENERAL, ModelFolder
+from hashlens.data.images import PASSING
 from hashlens.data.sources import Columns, Source, open_source
 from hashlens.errors import Busy, DataError, MismatchError, Stopped, UsageError
 from hashlens.files import alone_in, cache_dir, shown, write_csv
@@ -139,7 +141,8 @@ def _update(index: IndexFolder, opened: Source, model: _Model, progress: Progres
     gone = [path for path in known.keys() - marks if not path.startswith(closed)]
     changed = {path for path, (_, mark) in known.items() if path in marks and marks[path] != mark}
     tried = {path: why for path, why in skipped.items() if path in marks}
-    fresh = (known.keys() - changed) | {path for path, (_, *stamp) in tried.items() if (*stamp,) == _stamp(marks[path])}
+    fresh = known.keys() - changed
+    fresh |= {path for path, (why, *stamp) in tried.items() if (*stamp,) == _stamp(marks[path]) and why not in PASSING}
     row_of = {path: row for row, path in enumerate(opened.table["path"].to_pylist())}  # a table may name one twice
     wanted = [row for path, row in row_of.items() if path not in fresh]
     if tried != skipped:

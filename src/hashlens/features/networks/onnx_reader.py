@@ -7,7 +7,7 @@ need not be installed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ NOTE = {1: "name", 2: "value"}
 GRAPH = {1: "node", 2: "name", 5: "initializer", 11: "input", 12: "output"}
 NODE = {1: "input", 2: "output", 3: "name", 4: "operator", 5: "attribute"}
 ATTRIBUTE = {1: "name", 2: "float", 3: "int", 4: "text", 7: "floats", 8: "ints", 20: "type"}
+FLOAT, HALF, DOUBLE = 1, 10, 11  # types of tensors
 TENSOR = {1: "dims", 2: "type", 4: "floats", 5: "ints", 7: "longs", 8: "name", 9: "raw", 10: "doubles"}
 
 
@@ -81,10 +82,19 @@ def _require_plain_graph(content: Any) -> None:
 
 def _fields(content: Any, known: dict[int, str], what: str) -> Iterator[tuple[str, Any]]:
     """The fields of a protobuf message: integers as they are, everything else as bytes."""
+    for field, value, _ in _pieces(content, what):
+        if field not in known:
+            raise ValueError(f"{what} has the field {field}, which we do not write")
+        yield known[field], value
+
+
+def _pieces(content: Any, what: str) -> Iterator[tuple[int, Any, memoryview]]:
+    """Number and value of each field of a protobuf message, and all its bytes."""
     if not isinstance(content, bytes | memoryview):
         raise ValueError(f"{what} is not a message")
     view, at = memoryview(content), 0
     while at < len(view):
+        start = at
         tag, at = _number(view, at)
         field, kind = tag >> 3, tag & 7
         value: Any
@@ -100,9 +110,7 @@ def _fields(content: Any, known: dict[int, str], what: str) -> Iterator[tuple[st
             raise ValueError(f"{what} has a field of kind {kind}")
         if at > len(view):
             raise ValueError(f"{what} is cut short")
-        if field not in known:
-            raise ValueError(f"{what} has the field {field}, which we do not write")
-        yield known[field], value
+        yield field, value, view[start:at]
 
 
 def _number(view: memoryview, at: int) -> tuple[int, int]:
@@ -120,11 +128,11 @@ def _number(view: memoryview, at: int) -> tuple[int, int]:
 def multiply_outputs(content: bytes, A: np.ndarray) -> bytes:
     """The same file with u A (A is square) in the place of its outputs u; a ValueError if no linear layer makes these.
 
-    The weights of that layer are replaced where they are, so nothing else in the file changes.
+    Only the weights of that layer change. Those that are kept in 16 bits have 32 afterwards: rounded again, they would
+    not give the signs of u A.
     """
     _require_plain(content)
-    changed = bytearray(content)
-    graph = dict(_fields(memoryview(changed), MODEL, "a model"))["graph"]
+    graph = dict(_fields(content, MODEL, "a model"))["graph"]
     nodes, tensors = [], {}
     for name, value in _fields(graph, GRAPH, "a graph"):
         if name == "node":
@@ -139,14 +147,57 @@ def multiply_outputs(content: bytes, A: np.ndarray) -> bytes:
     if layer is None or layer.operator not in ("MatMul", "Gemm"):
         raise ValueError("its last layer is not a linear one")
     transposed = layer.operator == "Gemm" and layer.integers.get("transB", 0) == 1
-    for place, name in enumerate(layer.inputs[1:], 1):
-        raw, array = _array(tensors, name)
+    changed: dict[str, bytes] = {}
+    for place, given in enumerate(layer.inputs[1:], 1):
+        name = _before_cast(given, made_by)
+        if sum(node.inputs.count(name) for node in nodes) > 1:
+            raise ValueError(f"{name} is used by another layer too")
+        array = _array(tensors, name)
         turned = array.T if place == 1 and transposed else array
         if turned.shape[-1] != len(A):
             raise ValueError(f"its last layer gives {turned.shape[-1]} numbers")
         product = turned.astype(np.float64) @ A
-        raw[:] = np.ascontiguousarray(product.T if turned is not array else product, array.dtype).tobytes()
-    return bytes(changed)
+        changed[name] = _tensor(name, product.T if turned is not array else product, array.dtype.itemsize == 8)
+
+    def new_tensor(old: Any) -> bytes:
+        return changed.get(bytes(dict(_fields(old, TENSOR, "a tensor"))["name"]).decode(), bytes(old))
+
+    return _with_new(content, 7, lambda graph: _with_new(graph, 5, new_tensor))
+
+
+def _before_cast(name: str, made_by: dict[str, _Node]) -> str:
+    """The constant that a layer computes with, which may be kept in fewer bits."""
+    while name in made_by and made_by[name].operator == "Cast" and made_by[name].integers.get("to") in (FLOAT, DOUBLE):
+        name = made_by[name].inputs[0]
+    return name
+
+
+def _with_new(content: Any, wanted: int, new: Callable[[Any], bytes]) -> bytes:
+    """A message whose fields of this number, which are messages, are replaced."""
+    pieces = _pieces(content, "a message")
+    return b"".join(_field(number, new(value)) if number == wanted else bytes(all_) for number, value, all_ in pieces)
+
+
+def _tensor(name: str, array: np.ndarray, double: bool) -> bytes:
+    fields: list[tuple[int, int | bytes]] = [(1, n) for n in array.shape]
+    raw = np.ascontiguousarray(array, "<f8" if double else "<f4").tobytes()
+    fields += [(2, DOUBLE if double else FLOAT), (8, name.encode()), (9, raw)]
+    return b"".join(_field(number, value) for number, value in fields)
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        return _digits(number << 3) + _digits(value)
+    return _digits(number << 3 | 2) + _digits(len(value)) + value
+
+
+def _digits(value: int) -> bytes:
+    """What `_number` reads."""
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
 
 
 class _Node:
@@ -168,20 +219,19 @@ class _Node:
                     self.integers[bytes(fields["name"]).decode()] = fields["int"]
 
 
-def _array(tensors: dict[str, Any], name: str) -> tuple[memoryview, np.ndarray]:
-    """The bytes of a constant, to be written to, and what they say."""
+def _array(tensors: dict[str, Any], name: str) -> np.ndarray:
+    """The numbers of a constant."""
     if name not in tensors:
         raise ValueError(f"{name} is not a constant")
     fields = dict(tensors[name])
-    kinds: dict[Any, str] = {1: "<f4", 11: "<f8"}
+    kinds: dict[Any, str] = {FLOAT: "<f4", HALF: "<f2", DOUBLE: "<f8"}
     if fields.get("type") not in kinds or "raw" not in fields:
         raise ValueError(f"{name} is not an array of floats")
     dims: list[int] = []
     for what, value in tensors[name]:
         if what == "dims":
             dims += [value] if isinstance(value, int) else _packed(value)
-    raw = fields["raw"]
-    return raw, np.frombuffer(raw, kinds[fields["type"]]).reshape(dims)
+    return np.frombuffer(fields["raw"], kinds[fields["type"]]).reshape(dims)
 
 
 def _packed(view: memoryview) -> list[int]:
