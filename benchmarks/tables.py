@@ -91,13 +91,15 @@ def comparison(name: str) -> str:
 def own(name: str) -> str:
     """All methods on images of a user's own: networks trained on images, then methods on fixed features."""
     kinds = ("images", "features", "features-slow", "features-semantic")
-    paths = [RESULTS / "comparison" / f"{name}-{kind}.json" for kind in kinds]
-    first, *others = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
-    rows = first["rows"] + sorted(
-        [row | {"features": "fixed"} for result in others for row in result["rows"]],
-        key=lambda row: -row["lengths"]["48"]["map"],
-    )
-    return table_markdown(map_table(first | {"rows": rows}), title_of(first)).rstrip()
+    paths = {kind: RESULTS / "comparison" / f"{name}-{kind}.json" for kind in kinds}
+    found = {kind: json.loads(path.read_text(encoding="utf-8")) for kind, path in paths.items() if path.exists()}
+    fixed = [row | {"features": "fixed"} for kind in kinds[1:] if kind in found for row in found[kind]["rows"]]
+    rows = found["images"]["rows"] if "images" in found else []
+    rows = rows + sorted(fixed, key=lambda row: -row["lengths"]["48"]["map"])
+    if len(found) > 1:  # tests within one of several comparisons are not against the best of all
+        rows = [row | {"lengths": {n: at | {"p": None} for n, at in row["lengths"].items()}} for row in rows]
+    first = next(iter(found.values())) | {"source": name, "rows": rows}
+    return table_markdown(map_table(first), title_of(first)).rstrip()
 
 
 def tie_aware(name: str, *chosen: str) -> str:
