@@ -20,7 +20,7 @@ from hashlens.data.images import INSIDE, decode, tar_of
 from hashlens.data.thumbnails import file_of
 from hashlens.duplicates.align import PART, SIDE, TEXTURE
 from hashlens.errors import Stopped, StorageError
-from hashlens.files import cache_dir, replacing
+from hashlens.files import cache_dir, replacing, size_and_mtime
 from hashlens.index.catalog import Catalog
 from hashlens.machine import blocks, work_ahead
 from hashlens.progress import Progress, counted
@@ -61,7 +61,7 @@ def looks_of(
     kept, marks = _kept(place), np.zeros(len(paths), KEPT)
     for mark, path in zip(marks, paths, strict=True):
         mark["name"] = np.frombuffer(hashlib.sha256(os.fsencode(path)).digest()[:16], np.uint8)
-        mark["size"], mark["mtime"] = _stat(tar_of(path) if INSIDE in path else path)
+        mark["size"], mark["mtime"] = size_and_mtime(tar_of(path) if INSIDE in path else path)
     rows_of = {_key(row): place for place, row in enumerate(kept)}
     found = np.array([rows_of.get(_key(mark), -1) for mark in marks], np.int64)
     marks["look"][found >= 0] = kept["look"][found[found >= 0]]
@@ -91,14 +91,6 @@ def looks_of(
 
 def _key(mark: Any) -> tuple[bytes, int, int]:
     return mark["name"].tobytes(), int(mark["size"]), int(mark["mtime"])
-
-
-def _stat(path: str) -> tuple[int, int]:
-    try:
-        status = os.stat(path)  # noqa: PTH116 - a third of the time of a Path
-    except (OSError, ValueError):
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
 
 
 def _kept(place: Path) -> np.ndarray:

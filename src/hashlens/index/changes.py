@@ -9,7 +9,6 @@ older version) counts as changed once.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ import pyarrow as pa
 from hashlens.codes.encoder import Encoder
 from hashlens.data.images import FileImages
 from hashlens.data.sources import Source
+from hashlens.files import size_and_mtime
 from hashlens.index.folder import IndexFolder
 from hashlens.machine import blocks
 
@@ -47,7 +47,7 @@ def marks_of(source: Source) -> dict[str, Mark]:
     table = source.table
     paths = table["path"].to_pylist()
     if isinstance(source.images, FileImages) and "offset" not in table.column_names:
-        stamps: Iterable[tuple[Any, Any]] = map(_stat, paths)
+        stamps: Iterable[tuple[Any, Any]] = map(size_and_mtime, paths)
     else:
         stamps = zip(*(_column(table, name) for name in ("size", "mtime")), strict=True)
     labels = _column(table, "labels")
@@ -101,14 +101,6 @@ def sync(
         "deleted": len(deleted),
         "unreadable": sum(unreadable.values()),
     }
-
-
-def _stat(path: str) -> tuple[int, int]:
-    try:
-        status = os.stat(path)  # noqa: PTH116 - a third of the time of a Path
-    except (OSError, ValueError):
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
 
 
 def _column(table: pa.Table, name: str) -> list[Any]:
