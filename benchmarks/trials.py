@@ -5,7 +5,8 @@
     python -m benchmarks.trials photos/ cifar10 --methods dtsh
 
 Of the training rows of each data set's split, a fifth are searched for among the rest, which are learned from: MAP with
-48 bits and seed 0. For networks a second number is the MAP of that fifth among itself, none of which was learned from.
+48 bits, or n_bits where a trial names it, and seed 0. Networks and DTSH have a second number: the MAP of that fifth
+among itself, none of which was learned from.
 Finished trials are kept in benchmarks/results/tuning/trials.json; rerunning adds what is missing.
 """
 
@@ -38,11 +39,11 @@ def grid(**values: list[Any]) -> list[dict[str, Any]]:
 
 TRIALS = {
     "dtsh": [
-        *grid(sampling=["class-codes", "in-batch"]),
-        *grid(sampling=["class-codes"], head=["linear"], lr=[2e-3], head_lr=[5e-3]),
-        *grid(sampling=["class-codes"], mixup=[0.0, 0.5]),
-        *grid(sampling=["class-codes"], lr=[5e-4, 2e-3]),
-        *grid(sampling=["class-codes"], image_size=[136]),
+        *grid(n_bits=[16, 48], sampling=["class-codes"], long_bits=[0, 64, 256, 512]),
+        *grid(n_bits=[48], sampling=["in-batch"]),
+        *grid(n_bits=[48], sampling=["class-codes"], mixup=[0.0, 0.5]),
+        *grid(n_bits=[48], sampling=["class-codes"], lr=[5e-4]),
+        *grid(n_bits=[48], sampling=["class-codes"], image_size=[136]),
     ],
     "classifier": [
         # in the blocks that DTSH trains, for as long
@@ -89,14 +90,15 @@ def cut(source: Source) -> tuple[TrainingRows, np.ndarray, np.ndarray]:
 
 def score(source: Source, method: str, settings: dict[str, Any]) -> float | list[float]:
     rows, learned, searched_for = cut(source)
-    hasher: Any = apply(hasher_class(method)(BITS), settings)
+    others = {key: value for key, value in settings.items() if key != "n_bits"}
+    hasher: Any = apply(hasher_class(method)(settings.get("n_bits", BITS)), others)
     parts = [rows.images[which] for which in (learned, searched_for)]
     hasher.fit(parts[0], rows.labels[learned])
     database, query = (hasher.encode(part, shared=True) for part in parts)
     labels = rows.labels[searched_for], rows.labels[learned]
     found = evaluate_codes(query, database, *labels, learned=np.ones(len(learned), bool))
     scores = [round(found["map"], 4), round(found["map_unlearned"], 4)]
-    return scores[0] if is_features(rows.images) else scores
+    return scores[0] if is_features(rows.images) and method != "dtsh" else scores
 
 
 def words(settings: dict[str, Any]) -> str:

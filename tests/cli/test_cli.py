@@ -461,7 +461,7 @@ def test_a_table_with_a_split(hashlens, tmp_path):
         (["--method", "itq", "--set", "alpha=3"], ["itq has no setting 'alpha'", "hashlens methods itq"]),
         (["--method", "lsh", "--epochs", "3"], ["lsh has no setting 'epochs'"]),
         (["--quirk", "transposed-test-batch"], ["for cifar10", "digits"]),
-        (["--set", "head=cubic"], ["head must be one of auto, classes, linear, layers, divide-and-encode"]),
+        (["--set", "head=cubic"], ["head must be one of linear, layers, divide-and-encode"]),
         (["--backbone", "small-cnn", "--weights", "x.mat"], ["small-cnn takes no weights file"]),
         (["--column", "labels=x"], ["digits"]),
         (["--column", "tags=x"], ["--column takes path="]),

@@ -29,12 +29,12 @@ def images():
     return (rng.integers(0, 80, (60, 20, 20, 3)) + 60 * np.eye(3, dtype=int)[y][:, None, None]).astype(np.uint8), y
 
 
-@pytest.fixture(scope="module", params=[("classes", False), ("linear", True), ("divide-and-encode", False)])
+@pytest.fixture(scope="module", params=[("linear", False, None), ("linear", True, 0), ("divide-and-encode", False, 0)])
 def model(request, images, tmp_path_factory):
-    head, mirror = request.param
+    head, mirror, long_bits = request.param
     folder = tmp_path_factory.mktemp("deep") / "model"
     training = Training(epochs=2, batch_size=20, mirror=mirror)
-    DTSH(12, backbone="small-cnn", head=head, training=training).fit(*images).save(folder)
+    DTSH(12, backbone="small-cnn", head=head, long_bits=long_bits, training=training).fit(*images).save(folder)
     return folder
 
 

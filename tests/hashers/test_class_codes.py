@@ -11,7 +11,7 @@ from hashlens.data.labels import Labels
 from hashlens.errors import UsageError
 from hashlens.hashers.deep.class_codes import class_codes, ridge_regression, separated
 from hashlens.hashers.deep.dtsh import DTSHClassLoss
-from hashlens.hashers.deep.heads import Standardised, ThroughClasses, plain
+from hashlens.hashers.deep.heads import SHARPNESS, FromLongCode, Standardised, plain
 
 
 def distances(codes):
@@ -80,21 +80,48 @@ def test_standardised_layer_as_a_plain_one(rng):
     torch.testing.assert_close(layer.dense()(features), layer(features), rtol=1e-4, atol=1e-4)
 
 
-def test_bits_by_way_of_classes(many_classes, tmp_path):
+def test_bits_are_written_from_a_longer_code(many_classes, tmp_path):
     X, y, _ = many_classes
     seen = y < 30
-    hasher = DTSH(24, training=Training(epochs=15)).fit(X[seen], y[seen])
+    hasher = DTSH(12, training=Training(epochs=15)).fit(X[seen], y[seen])
     head = hasher.network_[-1]
-    assert isinstance(head, ThroughClasses) and head is plain(head)
+    assert isinstance(head, FromLongCode) and head is plain(head) and hasher.long_bits_ == 512
     x = torch.from_numpy(X).float()
-    p = torch.softmax(head.scores(x), 1)
-    torch.testing.assert_close(p @ head.codes.weight.T + head.direct(x), head(x))
+    long = torch.tanh(head.long(x))
+    # the agreement with a code is its share of the bits, times the sharpness
+    codes = torch.sign(head.agreement.weight)
+    p = torch.softmax(SHARPNESS * (long @ codes.T) / 512, 1)
+    torch.testing.assert_close(head(x), head.direct(long) + p @ head.codes.weight.T, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(head.train()(x), head.long(x))  # the likelihood is that of the long code
+    head.eval()
+    # the regression gives the short code of a class from its long one
+    assert ((head.direct(codes) > 0) == (head.codes.weight.T > 0)).float().mean() > 0.95
     hasher.save(tmp_path / "model")
     assert np.array_equal(DTSH.load(tmp_path / "model").encode(X).packed, hasher.encode(X).packed)
-    # a class that is certain decides the bits
     own = head.codes.weight.T[torch.from_numpy(y[seen])] > 0
     assert ((head(x[seen]) > 0) == own).float().mean() > 0.97
-    assert DTSH(24, head="linear", training=Training(epochs=1)).fit(X[seen], y[seen]).n_classes_ == 0
+    linear = DTSH(12, long_bits=0, training=Training(epochs=15)).fit(X[seen], y[seen])
+    assert linear.long_bits_ == 0
+    # crowded codes: 12 bits for 30 classes, two images of each held out
+    train, query = seen & (np.arange(240) % 6 < 4), seen & (np.arange(240) % 6 >= 4)
+    scores = [
+        DTSH(12, long_bits=long_bits, training=Training(epochs=15)).fit(X[train], y[train]).score(X[query], y[query])
+        for long_bits in (None, 0)
+    ]
+    assert scores[0] > scores[1]
+
+
+def test_a_longer_code_needs_one_label_per_image(rng):
+    X = rng.normal(size=(60, 5))
+    sets = np.eye(3, dtype=bool)[rng.integers(0, 3, 60)] | (rng.random((60, 3)) < 0.3)
+    assert DTSH(8, training=Training(epochs=1)).fit(X, sets).long_bits_ == 0
+
+
+def test_the_margin_is_the_same_share_of_a_longer_code():
+    labels = Labels.of(np.repeat(np.arange(20), 5))
+    hasher = DTSH(16, alpha=4.0)
+    hasher.long_bits_ = 64
+    assert hasher._loss(labels).alpha == 16.0
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -154,7 +181,7 @@ def test_how_triplets_are_formed_follows_from_the_data(n_classes, per_class, cho
 def test_mixtures_where_classes_have_few_images(rng, per_class, mixup):
     labels = Labels.of(np.repeat(np.arange(20), per_class))
     hasher = DTSH(8)
-    hasher.sampling_, hasher.n_classes_ = "class-codes", 0
+    hasher.sampling_ = "class-codes"
     assert hasher._recipe(labels, pretrained=True)["mixup"] == mixup
     assert hasher._recipe(labels, pretrained=False)["adapt"] == 1.0  # statistics of an untrained network mean nothing
 

@@ -63,14 +63,18 @@ def _change_network(model: ModelFolder, hasher: Any, A: np.ndarray) -> None:
     import torch
 
     from hashlens.hashers.deep.base import DeepHasher
+    from hashlens.hashers.deep.heads import FromLongCode
 
     if not isinstance(hasher, DeepHasher) or type(hasher)._project is not DeepHasher._project:
         raise _refused(model)
     head = hasher.network_[-1]
-    layer = head[-1] if isinstance(head, torch.nn.Sequential) else head
-    if type(layer) is not torch.nn.Linear or layer.out_features != len(A):
+    last: list[Any] = [head[-1] if isinstance(head, torch.nn.Sequential) else head]
+    if isinstance(head, FromLongCode):  # the bits are the sum of two layers
+        last = [head.direct, head.codes]
+    if any(type(layer) is not torch.nn.Linear or layer.out_features != len(A) for layer in last):
         raise _refused(model)
     with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(A.T @ layer.weight.double().numpy()))
-        if layer.bias is not None:
-            layer.bias.copy_(torch.from_numpy(layer.bias.double().numpy() @ A))
+        for layer in last:
+            layer.weight.copy_(torch.from_numpy(A.T @ layer.weight.double().numpy()))
+            if layer.bias is not None:
+                layer.bias.copy_(torch.from_numpy(layer.bias.double().numpy() @ A))

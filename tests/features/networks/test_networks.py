@@ -390,7 +390,7 @@ class Doubled(nn.Conv2d):
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Tanh(),
+        nn.GELU(),
         Odd(),
         nn.BatchNorm2d(6, affine=True),
         Doubled(6, 6, 3),

@@ -61,7 +61,7 @@ def test_it_takes_normalised_images_unless_it_normalises_itself():
     own = make(nn.Sequential(Normalise(0.0, 1.0, divided_by=1), Spy()), training=Training(epochs=1, flip=False))
     own.fit(PIXELS, Y)
     assert any(np.array_equal(seen[1][0].permute(1, 2, 0).numpy(), image) for image in PIXELS)
-    assert [type(module).__name__ for module in own.network_] == ["Normalise", "Spy", "Linear"]
+    assert [type(module).__name__ for module in own.network_] == ["Normalise", "Spy", "FromLongCode"]
 
 
 @pytest.mark.parametrize(("module", "n_blocks"), [(blocks(), 3), (Branching(), 1)], ids=["sequence", "one block"])

@@ -105,6 +105,8 @@ class _Writer:
         if isinstance(m, nn.Linear):
             bias = [] if m.bias is None else [self.constant(m.bias)]
             return self.add("Gemm", x, self.constant(m.weight), *bias, transB=1)
+        if isinstance(m, nn.Tanh):
+            return self.add("Tanh", x)
         if isinstance(m, nn.Softmax) and m.dim == 1:
             return self.add("Softmax", x, axis=1)
         if isinstance(m, nn.Identity | nn.Dropout):

@@ -16,7 +16,7 @@ from hashlens.errors import UsageError
 from hashlens.features.networks import Network
 from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.deep.class_codes import class_codes, ridge_regression
-from hashlens.hashers.deep.heads import HEADS, Standardised, ThroughClasses, build_head
+from hashlens.hashers.deep.heads import FromLongCode, Standardised
 from hashlens.hashers.deep.inputs import outputs_of
 from hashlens.hashers.deep.likelihood import triplet_nll
 from hashlens.hashers.deep.training import released
@@ -31,11 +31,11 @@ TRIPLETS_PER_QUERY = 22_500
 DRAWS = 50  # positives, and negatives of each other class
 # triplets inside the batch are enough with this many images per class, on average, in a batch and in all
 PAIRS, MANY = 4, 200
-SHARPNESS = 8.0  # of the scores that training starts with, in favour of an image's class
+# bits that are learned, at least: for a network that is trained, and for fixed features
+LONG, LONG_FIXED, MOST_LONG = 256, 512, 4096
 FEW = 50  # images per class, below which mixtures of images help
 # with class codes: longer, and the statistics of a pretrained network stay as they are
 RECIPE = {"images": 45_000, "lr": 2e-3, "head_lr": 5e-3, "weight_decay": 0.1, "adapt": 0.0}
-THROUGH_CLASSES = {"lr": 1e-3, "head_lr": 2e-3}  # at higher rates it diverges
 
 
 class Triplets(NamedTuple):
@@ -58,17 +58,9 @@ class DTSH(DeepHasher):
     sampling="published" the gradient is that of the authors' code up to a constant (see `DTSHBankLoss`). With
     sampling="class-codes" the positive and the negative of a triplet are codes of classes, which are computed first,
     follow the geometry of the classes and stay fixed, theta is tanh(u) . code / 2, and the hash layer starts as a
-    regression (see class_codes.py): with many classes, a batch has few pairs of one class. On fixed features, the hash
-    layer then goes through scores of the classes (see `ThroughClasses`): where no network can move the features, few of
-    the bits are linear in them.
+    regression (see class_codes.py): with many classes, a batch has few pairs of one class. Where every image has one
+    label, a longer code is learned then, from which the bits are written (see `FromLongCode`).
     """
-
-    head: str = setting(
-        "auto",
-        "hash layer on top of the backbone; linear, as in the paper; classes: with class codes, through a score per"
-        " class; auto: classes on fixed features, else linear",
-        choices=("auto", "classes", *HEADS),
-    )
 
     alpha: float | None = setting(None, "margin in bits; none: the paper's n_bits / 2", low=0, search=(2.0, 48.0))
     lambda_: float = setting(
@@ -84,6 +76,13 @@ class DTSH(DeepHasher):
         " the authors' code, drawn from remembered outputs, gradient through the query only",
         choices=("auto", "in-batch", "class-codes", "published"),
         search=["in-batch", "class-codes"],
+    )
+    long_bits: int | None = setting(
+        None,
+        "with class codes and one label per image: a code of so many bits is learned, from which the n_bits are"
+        " written; 0: they are learned themselves; none: 256, or 512 on fixed features",
+        low=0,
+        high=MOST_LONG,
     )
     apart: int | None = setting(None, "bits between the codes of any two classes; none: n_bits / 6", low=1)
 
@@ -106,7 +105,6 @@ class DTSH(DeepHasher):
             "backbone": "cnn-f",
             "frozen_blocks": 0,
             "sampling": "published",
-            "head": "linear",
             **changes,
         }
         return cls(n_bits, training=training, **asked)
@@ -130,8 +128,10 @@ class DTSH(DeepHasher):
 
     def _fit(self, X: Any, labels: Any, **how: Any) -> None:
         self.sampling_ = self._sampling_for(labels)
-        head = self.head if self.head != "auto" else "classes" if self._choose_backbone(X) == "none" else "linear"
-        self.n_classes_ = labels.n_classes if head == "classes" and self.sampling_ == "class-codes" else 0
+        self.n_classes_ = self.long_bits_ = 0
+        if self.long_bits != 0 and self.sampling_ == "class-codes" and not labels.multi and self.head == "linear":
+            usual = LONG_FIXED if self._choose_backbone(X) == "none" else LONG
+            self.n_classes_, self.long_bits_ = labels.n_classes, max(self.n_bits, self.long_bits or usual)
         if self.sampling == "auto" and isinstance(labels, Labels):
             formed = "inside each batch" if self.sampling_ == "in-batch" else "with the codes of classes"
             n_classes = counted(int((labels.counts() > 0).sum()), "class")
@@ -153,7 +153,9 @@ class DTSH(DeepHasher):
             return DTSHTripletLoss(self.n_bits, *labels, self.alpha, self.lambda_, self.random_state)
         sampling = self._sampling_for(labels)
         if sampling == "class-codes":
-            return DTSHClassLoss(self.n_bits, np.zeros((labels.n_classes, self.n_bits)), self.alpha, self.lambda_)
+            n_bits = self.long_bits_ or self.n_bits
+            alpha = None if self.alpha is None else self.alpha * n_bits / self.n_bits  # the same share of the bits
+            return DTSHClassLoss(n_bits, np.zeros((labels.n_classes, n_bits)), alpha, self.lambda_)
         if sampling == "in-batch":
             return DTSHLoss(self.n_bits, self.alpha, self.lambda_)
         size = self.training.batch_size
@@ -169,8 +171,7 @@ class DTSH(DeepHasher):
             return super()._recipe(labels, pretrained)
         counts = labels.counts()
         mixup = 0.2 if counts.sum() < FEW * (counts > 0).sum() else 0.0
-        own = THROUGH_CLASSES if self.n_classes_ else {}
-        return RECIPE | {"mixup": mixup} | own | ({} if pretrained else {"lr": 1e-3, "head_lr": 5e-3, "adapt": 1.0})
+        return RECIPE | {"mixup": mixup} | ({} if pretrained else {"lr": 1e-3, "head_lr": 5e-3, "adapt": 1.0})
 
     def _n_frozen(self, info: Network, n_blocks: int) -> int:
         """With class codes, all but the last two blocks: there are few images per class."""
@@ -179,16 +180,21 @@ class DTSH(DeepHasher):
         return super()._n_frozen(info, n_blocks)
 
     def _chosen(self) -> dict[str, Any]:
-        return super()._chosen() | {"sampling": self.sampling_, "n_classes": self.n_classes_}
+        return super()._chosen() | {
+            "sampling": self.sampling_,
+            "n_classes": self.n_classes_,
+            "long_bits": self.long_bits_,
+        }
 
     def _head(self) -> nn.Module:
         if self.n_classes_:
-            return ThroughClasses(self.n_features_in_, self.n_classes_, self.n_bits)
-        return build_head("linear" if self.head in ("auto", "classes") else self.head, self.n_features_in_, self.n_bits)
+            return FromLongCode(self.n_features_in_, self.long_bits_, self.n_classes_, self.n_bits)
+        return super()._head()
 
     def _restore(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         self.sampling_ = config["sampling"]
         self.n_classes_ = conform(config.get("n_classes", 0), whole(0, 1_000_000), "n_classes")
+        self.long_bits_ = conform(config.get("long_bits", 0), whole(0, MOST_LONG), "long_bits")
         super()._restore(config, arrays)
 
     def _start(self, network: nn.Sequential, inputs: Any, labels: Any, loss: Any, adapt: bool) -> None:
@@ -201,16 +207,17 @@ class DTSH(DeepHasher):
         def regression(targets: np.ndarray) -> Standardised:
             return Standardised(features, *ridge_regression(standardised, targets))
 
-        apart = self.apart or max(1, round(self.n_bits / 6))
-        codes = class_codes(standardised, labels, self.n_bits, apart, self.random_state)
+        def codes_of(n_bits: int) -> np.ndarray:
+            apart = round((self.apart or self.n_bits / 6) * n_bits / self.n_bits)
+            return class_codes(standardised, labels, n_bits, max(1, apart), self.random_state)
+
+        codes = codes_of(self.long_bits_ or self.n_bits)
         loss.codes.copy_(torch.from_numpy(codes))
-        has = labels.matrix()
-        bits = regression((has @ codes).clip(-1, 1))  # of several labels, what most of them agree on
-        if isinstance(network[-1], ThroughClasses):
-            shares = has / np.maximum(has.sum(1, keepdims=True), 1)
-            network[-1].start(regression(SHARPNESS * shares), bits, codes)
+        layer = regression((labels.matrix() @ codes).clip(-1, 1))  # of several labels, what most of them agree on
+        if isinstance(network[-1], FromLongCode):
+            network[-1].start(layer, codes, codes_of(self.n_bits))
         elif isinstance(network[-1], nn.Linear):
-            network[-1] = self.network_[-1] = bits
+            network[-1] = self.network_[-1] = layer
 
 
 class DTSHLoss(Loss):

@@ -15,7 +15,10 @@ HEADS = {
 HASH_LAYER_STD = 0.01
 HIDDEN = 1024  # units between the two layers
 PER_BIT = 50  # units per bit of divide-and-encode
-PULL = 2.0  # of the code of a class that is certain; bits are learned to be near -1 and 1
+# chosen on rows cut from training rows, where little depends on them
+SHARPNESS = 64.0  # of the choice between classes: the score of a class whose code agrees in all bits
+PULL = 0.4  # of the code of a class that is certain; a higher one serves what was learned, a lower one what was not
+SHRINKAGE = 9.0  # of the regression of short codes on long ones
 
 
 class OwnValues(nn.Module):
@@ -67,27 +70,44 @@ class Standardised(nn.Linear):
         return layer
 
 
-class ThroughClasses(nn.Module):
-    """Bits by way of classes: u = PULL sum_c p_c code_c + W x, with p the softmax of one score per class.
+class FromLongCode(nn.Module):
+    """A longer code is learned, and the bits are written from it: W tanh(u) + PULL sum_c p_c code_c.
 
-    A bit that separates half of a hundred classes from the others is hard to learn for one linear unit; a score per
-    class is not. An image whose class is clear gets the code of that class; where none is, the sum is small and the
-    linear layer W decides. The codes are fixed.
+    p is the softmax of how well tanh(u) agrees with the long codes of the classes, code_c is the short code of class c,
+    and W the regression of the short codes on the long ones. In few bits the codes of many classes are crowded, so
+    that an image between two classes gets the code of a third; a long code tells which of the two is nearer. While it
+    is trained, the module gives the long code.
     """
 
-    def __init__(self, n_features: int, n_classes: int, n_bits: int):
+    def __init__(self, n_features: int, n_long: int, n_classes: int, n_bits: int):
         super().__init__()
-        self.scores: nn.Linear = nn.Linear(n_features, n_classes)
-        self.softmax = nn.Softmax(1)
-        self.codes = nn.Linear(n_classes, n_bits, bias=False).requires_grad_(False)
-        self.direct: nn.Linear = nn.Linear(n_features, n_bits)
+        self.long: nn.Linear = nn.Linear(n_features, n_long)
+        self.tanh, self.softmax = nn.Tanh(), nn.Softmax(1)
+        self.agreement = nn.Linear(n_long, n_classes, bias=False)
+        self.codes = nn.Linear(n_classes, n_bits, bias=False)
+        self.direct = nn.Linear(n_long, n_bits, bias=False)
+        for fixed in (self.agreement, self.codes, self.direct):
+            fixed.requires_grad_(False)
 
-    def start(self, scores: Standardised, direct: Standardised, codes: np.ndarray) -> None:
-        self.scores, self.direct = scores, direct
-        self.codes.weight.copy_(torch.from_numpy(PULL * codes.T))
+    def start(self, long: Standardised, long_codes: np.ndarray, codes: np.ndarray) -> None:
+        """Start with a layer `long` and the codes of the classes, (n_classes, n_long) and (n_classes, n_bits)."""
+        self.long = long
+        n_long = long_codes.shape[1]
+        gram = long_codes.T.astype(np.float64) @ long_codes
+        weights = np.linalg.solve(gram + SHRINKAGE * np.eye(n_long), long_codes.T @ codes)
+        for layer, values in (
+            (self.agreement, SHARPNESS / n_long * long_codes),
+            (self.codes, PULL * codes.T),
+            (self.direct, weights.T),
+        ):
+            layer.weight.copy_(torch.from_numpy(values))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.codes(self.softmax(self.scores(x))) + self.direct(x)
+        u = self.long(x)
+        if self.training:
+            return u
+        bits = self.tanh(u)
+        return self.direct(bits) + self.codes(self.softmax(self.agreement(bits)))
 
 
 def plain(head: nn.Module) -> nn.Module:
