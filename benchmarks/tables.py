@@ -7,11 +7,14 @@ python -m benchmarks.tables --write   write them between their markers, and draw
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hashlens.hashers.methods import METHODS
 from hashlens.progress import duration
@@ -318,13 +321,28 @@ def second() -> str:
 def ties() -> str:
     """What `python -m benchmarks.ties` measured."""
     found = json.loads((RESULTS / "ties.json").read_text(encoding="utf-8"))
-    lines = ["| classes | score | by first | by both | by second |", "|---|---|---:|---:|---:|"]
-    for classes in ("seen", "unseen"):
-        own = found[classes]
-        maps = [own["map"], own["map_both"], own["map_second"]]
-        precisions = [own[f"precision_{by}"] for by in ("first", "both", "second")]
-        for score, values in (("MAP", maps), ("precision at 10", precisions)):
-            lines.append(f"| {classes} | {score} | " + " | ".join(f"{value:.3f}" for value in values) + " |")
+    columns = ["map", "map_both", "map_second", "map_itq", "map_itq_database"]
+    names = ["DTSH by first", "by both", "by second", "ITQ", "ITQ of the database"]
+    lines = ["| data | classes | " + " | ".join(names) + " |", "|---|---|" + "---:|" * len(names)]
+    for data, classes in itertools.product(("birds100", "grocery81", "cifar10"), ("seen", "unseen")):
+        values = np.array([[split[column] for column in columns] for split in found[data][classes]])
+        cells = [
+            f"{mean:.3f} ±{spread:.3f}" for mean, spread in zip(values.mean(0), values.std(0, ddof=1), strict=True)
+        ]
+        lines.append(f"| {data} | {classes} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def margin() -> str:
+    """What `python -m benchmarks.margin` measured."""
+    found = json.loads((RESULTS / "margin.json").read_text(encoding="utf-8"))
+    lines = ["| regime | score | " + " | ".join(f"alpha {alpha}" for alpha in found["paper"]) + " |"]
+    lines.append("|---|---|" + "---:|" * len(found["paper"]))
+    for regime, name in (("paper", "the paper's"), ("ours", "ours")):
+        last = {column: [runs[column][-1] for runs in found[regime].values()] for column in ("map", "gradient")}
+        epochs = last["map"][0][0]
+        for column, score in (("map", f"MAP after {epochs} epochs"), ("gradient", "mean gradient then")):
+            lines.append(f"| {name} | {score} | " + " | ".join(f"{value:.3f}" for _, value in last[column]) + " |")
     return "\n".join(lines)
 
 
@@ -338,6 +356,7 @@ TABLES = {
     "features": features,
     "comparison": comparison,
     "own": own,
+    "margin": margin,
     "tie-aware": tie_aware,
     "methods": methods,
     "speed": speed,
