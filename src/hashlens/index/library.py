@@ -236,6 +236,11 @@ class _Work:
         self._tables, self._since = [], time.monotonic()
 
 
+def skipped_in(path: Path) -> list[str]:
+    """Images that the index at `path` lacks because they cannot be read."""
+    return sorted(_skipped(path))
+
+
 def _stamp(mark: Mark) -> tuple[int, int]:
     return mark[0] or 0, mark[1] or 0
 
