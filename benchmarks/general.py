@@ -7,8 +7,7 @@
 DATA is a folder with birds100, grocery81, voc2007, mirflickr25k and, to choose, fashion-mnist, unpacked.
 
 The network is EfficientNet-Lite0 in 8 bits: activations have 8, weights 7, so that sums of two products fit in 16 bits
-and CPUs with and without VNNI compute the same integers. Weights are rounded one after the other, and each error is made
-up for by those that follow (Frantar et al., GPTQ, ICLR 2023). Pooled outputs are sums of integers too, exact in float32; the
+and CPUs with and without VNNI compute the same integers. Pooled outputs are sums of integers too, exact in float32; the
 features x are the square roots of their shares of the total, so that a few strong outputs do not decide alone. The
 projection compares images partly as the network's own ImageNet classifier does: with W its weights, the distance of two
 images is that of their (W^T W)^(POWER / 2) x. The principal directions of these over unlabelled photos, rotated at
@@ -50,9 +49,7 @@ from hashlens.machine import blocks, machine, versions
 NETWORK = "efficientnet-lite0"
 SIZE, N_BITS, N_DIRECTIONS, POWER = 224, 1024, 512, 0.5
 FIT, CHOICE, REPORTED = range(1, 10_001), range(10_001, 12_501), range(20_001, 25_001)  # numbers of MIRFLICKR images
-CALIBRATED, ROUNDED_BY = 256, 64  # images of FIT that ranges are found on, and by which weights are rounded
-MOST, DAMPING = 64, 0.01  # whole steps of a weight; added to a covariance, of its mean variance
-PIXELS = 1_600  # of eight images, for a covariance
+CALIBRATED = 256  # images of FIT
 NEAREST = 8
 RESULTS = Path(__file__).parent / "results"
 
@@ -109,12 +106,11 @@ def quantised(size: int, images: Images) -> Any:
     constants = {one.name: numpy_helper.to_array(one) for one in whole.graph.initializer}
     scale = np.float32(constants[nodes["Mul"].input[1]].item())
     zero = np.uint8(round(-constants[nodes["Add"].input[1]].item() / scale))  # of a pixel; off by 0.01
-    whole_bytes = {"quant_type": QuantType.QInt8, "symmetric": True, "reduce_range": False}
     # the sums of products of depthwise layers are not computed in pairs, so their weights may have all 8 bits
-    depthwise = {node.input[1]: [{"axis": 0, **whole_bytes}] for node in convolutions(whole) if groups_of(node) > 1}
-    pointwise = {
-        name: [{"axis": 0, **whole_bytes, "rmin": -127 * scale, "rmax": 127 * scale} for scale in scales]
-        for name, scales in round_weights(whole, images[:ROUNDED_BY]).items()
+    depthwise = {
+        node.input[1]: [{"axis": 0, "quant_type": QuantType.QInt8, "symmetric": True, "reduce_range": False}]
+        for node in whole.graph.node
+        if node.op_type == "Conv" and helper.get_node_attr_value(node, "group") > 1
     }
     exact = {pixels: [{"quant_type": QuantType.QUInt8, "scale": np.array(scale), "zero_point": np.array(zero)}]}
     with tempfile.TemporaryDirectory() as folder:
@@ -123,73 +119,10 @@ def quantised(size: int, images: Images) -> Any:
         quantize_static(
             before, after, Reader(), activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, per_channel=True,
             reduce_range=True, op_types_to_quantize=["Conv", "Add", "Clip"],
-            extra_options={"TensorQuantOverrides": exact | depthwise | pointwise},
+            extra_options={"TensorQuantOverrides": exact | depthwise},
         )  # fmt: skip
         model = onnx.load(after)
     return _integers_at_both_ends(model, pixels)
-
-
-def convolutions(model: Any) -> list[Any]:
-    return [node for node in model.graph.node if node.op_type == "Conv"]
-
-
-def groups_of(node: Any) -> int:
-    from onnx import helper
-
-    return int(helper.get_node_attr_value(node, "group"))
-
-
-def round_weights(model: Any, images: Images) -> dict[str, np.ndarray]:
-    """Put the weights of all 1 x 1 layers on a grid of 7 bits; the steps (n_outputs,) float32 of each by its name."""
-    from onnx import numpy_helper
-
-    constants = {one.name: one for one in model.graph.initializer}
-    layers = [node for node in convolutions(model) if list(constants[node.input[1]].dims)[2:] == [1, 1]]
-    found = {}
-    for node, (mean, covariance) in zip(
-        layers, moments(model, [node.input[0] for node in layers], images), strict=True
-    ):
-        weights, bias = (constants[name] for name in node.input[1:])
-        W = numpy_helper.to_array(weights)[:, :, 0, 0].astype(np.float64)
-        steps = (np.abs(W).max(1) / MOST).astype(np.float32)
-        R = rounded(W, covariance, steps)
-        b = numpy_helper.to_array(bias) + (W - R) @ mean  # outputs keep their means
-        for constant, value in ((weights, R[:, :, None, None]), (bias, b)):
-            constant.CopyFrom(numpy_helper.from_array(value.astype(np.float32), constant.name))
-        found[weights.name] = steps
-    return found
-
-
-def moments(model: Any, names: list[str], images: Images) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Mean (k,) and covariance (k, k) of each named tensor over pixels of some images."""
-    import onnx
-    import onnxruntime
-
-    whole = onnx.ModelProto.FromString(model.SerializeToString())
-    whole.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names)
-    size = whole.graph.input[0].type.tensor_type.shape.dim[1].dim_value
-    session = onnxruntime.InferenceSession(whole.SerializeToString(), providers=["CPUExecutionProvider"])
-    rng, sums = np.random.default_rng(0), [[0.0, 0.0, 0.0] for _ in names]
-    for rows in blocks(len(images), 8):
-        maps = session.run(names, {"input": images.read(np.arange(rows.start, rows.stop), size)})
-        for found, total in zip(maps, sums, strict=True):
-            x = np.moveaxis(found, 1, 3).reshape(-1, found.shape[1])
-            x = rng.permutation(x)[:PIXELS].astype(np.float64)
-            total[:] = total[0] + len(x), total[1] + x.sum(0), total[2] + x.T @ x
-    return [(mean := first / n, second / n - np.outer(mean, mean)) for n, first, second in sums]
-
-
-def rounded(W: np.ndarray, covariance: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """W (n_outputs, k) in whole steps of each output; the error of a weight is made up for by those after it."""
-    order = np.argsort(-np.diag(covariance))  # the inputs that vary most come first
-    left, C = W[:, order].copy(), covariance[np.ix_(order, order)]
-    C += DAMPING * np.diag(C).mean() * np.eye(len(C))
-    U = np.linalg.cholesky(np.linalg.inv(C)).T
-    R = np.empty_like(W)
-    for k, column in enumerate(order):
-        R[:, column] = np.clip(np.round(left[:, k] / steps), -MOST, MOST) * steps
-        left[:, k + 1 :] -= np.outer((left[:, k] - R[:, column]) / U[k, k], U[k, k + 1 :])
-    return R
 
 
 def _integers_at_both_ends(model: Any, pixels: str) -> Any:
