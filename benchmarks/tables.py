@@ -308,6 +308,26 @@ def copies_tuning() -> str:
     return "\n".join(rows)
 
 
+def refine() -> str:
+    """What `python -m benchmarks.refine DATA measure` found."""
+    found = json.loads((RESULTS / "refine.json").read_text(encoding="utf-8"))["data"]
+    rows = [
+        "| images | clicks | before | replaced | mean gain | least gain | gain if never checked |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, own in found.items():
+        for n, result in own["by_triplets"].items():
+            trials = result["trials"]
+            before = sum(trial["before"] for trial in trials) / len(trials)
+            replaced = sum(trial["replaced"] for trial in trials)
+            unchecked = [trial["gain_unchecked"] for trial in trials]
+            rows.append(
+                f"| {name} | {int(n):,} | {before:.3f} | {replaced} of {len(trials)} | {result['mean_gain']:+.4f} |"
+                f" {result['worst_gain']:+.4f} | {min(unchecked):+.4f} … {max(unchecked):+.4f} |"
+            )
+    return "\n".join(rows)
+
+
 def second() -> str:
     """What `python -m benchmarks.second --write` measured."""
     found = json.loads((RESULTS / "speed" / "second.json").read_text(encoding="utf-8"))
@@ -370,6 +390,7 @@ TABLES = {
     "nuswide": nuswide,
     "copies": copies,
     "copies-tuning": copies_tuning,
+    "refine": refine,
     "second": second,
     "ties": ties,
 }

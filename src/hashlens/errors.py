@@ -4,6 +4,7 @@ Exit codes: 2 wrong use, 3 a problem with the data, 4 model and data or files do
 5 training diverged, 6 no disk space or no permission, 7 a download failed, 130 stopped with Ctrl-C.
 """
 
+from collections.abc import Callable
 from importlib.util import find_spec
 
 
@@ -51,6 +52,12 @@ class Stopped(HashlensError):
     """Stopped on request; what was finished is saved."""
 
     exit_code = 130
+
+
+def require_going(stop: Callable[[], bool]) -> None:
+    """Between two steps of work that ends in no file."""
+    if stop():
+        raise Stopped("stopped; what was computed of each image is kept; rerun the same command to resume")
 
 
 EXTRAS = {  # and the modules that they install

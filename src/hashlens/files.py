@@ -186,8 +186,11 @@ def free_bytes(folder: Path) -> int:
 
 
 @contextmanager
-def alone_in(folder: Path, lock_name: str = LOCK) -> Iterator[None]:
-    """Within, no other process writes to `folder`; the lock of a process that was killed is released."""
+def alone_in(folder: Path, lock_name: str = LOCK, wait: float = 0) -> Iterator[None]:
+    """Within, no other process writes to `folder`; the lock of a process that was killed is released.
+
+    Another process is waited for at most `wait` seconds.
+    """
     from filelock import FileLock, Timeout
 
     created = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -195,7 +198,7 @@ def alone_in(folder: Path, lock_name: str = LOCK) -> Iterator[None]:
         before = [] if created else os.listdir(folder)  # noqa: PTH208 - names alone
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            lock = FileLock(folder / lock_name, thread_local=False).acquire(timeout=0)
+            lock = FileLock(folder / lock_name, thread_local=False).acquire(timeout=wait)
         except Timeout as error:
             raise Busy(
                 f"another process is writing to {folder}; wait until it has finished, or choose another folder"

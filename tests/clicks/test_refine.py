@@ -358,6 +358,27 @@ def test_an_index_without_images_is_undone_too(small):
     assert len(after) == 0 and after.model == before and after.verify()
 
 
+@pytest.mark.parametrize("compacted", [False, True])
+def test_removed_images_stay_removed(small, compacted):
+    """The codes of all images are replaced; nobody knows those of removed ones by the new model, but their paths."""
+    from hashlens.data.sources import open_source
+
+    index = IndexFolder.open(small.index)
+    clicked = {name for triplet in read_clicks(small.index) for name in triplet}
+    gone = [item for item in index.page(0, 100) if item["path"] not in clicked][:2]
+    index.remove([item["id"] for item in gone])
+    if compacted:
+        index.compact()
+    source = open_source(small.images, labels="optional")
+    for undo in (False, True):
+        assert hashlens.refine(small.index, undo=undo).changed
+        index = IndexFolder.open(small.index)
+        before = {item["path"] for item in index.page(0, 100)}
+        assert len(before) == 58 and not before & {item["path"] for item in gone}
+        encoder = Encoder.load(ModelFolder.find(index.model, index.path).path)
+        assert len(index.add(encoder.codes(source.images), source.table, only_new=True)) == 0
+
+
 def test_second_codes_stay(tmp_path, monkeypatch, empty_cache):
     """In the index of a folder, before and after it is refined, for images that come later too."""
     from made_index import make_images

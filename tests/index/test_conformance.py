@@ -19,6 +19,7 @@ from hashlens.index import engines
 from hashlens.index.engines import copy_index, open_engine, verify_copy
 from hashlens.index.folder import IndexFolder
 from hashlens.index.memory import HammingIndex
+from hashlens.search import Searcher
 
 LENGTHS = (12, 48)
 PLACES = {"milvus": ["milvus_lite", "milvus_server"], "pgvector": ["postgresql"], "faiss": ["folder"]}  # fixtures
@@ -279,6 +280,24 @@ class ToyIndex(HammingIndex):
         super().__init__(n_bits)
         check(self)
 """
+
+
+@pytest.mark.parametrize("name", [place for place in QUICK if place != "folder"])
+def test_second_codes_order_the_ties_of_a_server(name, back_end, rng, tmp_path):
+    """The server holds the first codes; the second ones of what it finds are those of the index."""
+    first, query = clustered(rng, 400, 12, 1)
+    second = Codes.from_relaxed(rng.normal(size=(401, 40)))
+    codes, query = Codes(first.packed, 12, second[:400]), Codes(query.packed, 12, second[400:])
+    index = IndexFolder.create(tmp_path / "index", 12, MODEL, second_bits=40)
+    index.add(codes, pa.table({"path": [f"{row}.jpg" for row in range(400)]}))
+    engine = back_end(name, 12, "second_codes")
+    copy_index(index, engine)
+    near, further = (
+        (query_of.signs() != of.signs()).sum(1) for query_of, of in ((query, codes), (query.second, second[:400]))
+    )
+    answer = Searcher(index, engine=engine).search(query, 60, by="both")
+    assert [hit["id"] for hit in answer["hits"]] == np.lexsort((np.arange(400), further, near))[:60].tolist()
+    assert answer["by"] == "both" and len({hit["distance"] for hit in answer["hits"]}) < 10
 
 
 def test_an_engine_is_a_module_and_a_row(folder, monkeypatch, tmp_path):

@@ -122,6 +122,21 @@ def test_what_was_removed_can_be_added_again(folder, rng):
     assert folder.verify() == 2 + 5 + 2  # index.json, the part with ids, keys; three of them with a copy
 
 
+def test_a_removed_path_stays_out_with_another_code(folder, rng):
+    codes, items = made(rng, 10, start=1000)
+    folder.add(codes, items, only_new=True)
+    folder.remove([303, 307])
+    folder.replace([305], codes[:1], items.slice(5, 1))  # changed, not removed
+    for _ in range(2):
+        other, _ = made(rng, 10)
+        assert len(folder.add(codes, items, only_new=True)) == 0
+        added = folder.add(other, items, only_new=True)
+        assert len(added) == 8  # all but 3 and 7
+        folder.remove(added)
+        folder.compact()
+    assert len(folder.add(other[3:4], items.slice(3, 1), only_new=True, again=True)) == 1
+
+
 def test_known_images_are_hashed_once(folder, rng, monkeypatch):
     n_keys = []
     own = hashlens.index.folder.image_keys

@@ -3,10 +3,11 @@
 import os
 import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
-from made_index import N_BITS, make_index
+from made_index import N_BITS, make_images, make_index
 from PIL import Image
 
 from hashlens import DTSH, Training
@@ -64,6 +65,28 @@ def test_an_index_follows_its_images(made):
             assert after[item["path"]] == item
     again.compact()
     assert brought_up(place, again)["added"] == 0 and again.verify()
+
+
+def test_second_codes_follow_too(tmp_path):
+    paths = sorted(make_images(tmp_path / "images", 12))
+    how = {"backbone": "small-cnn", "image_size": 24, "sampling": "in-batch"}
+    hasher = DTSH(12, second_bits=24, training=Training(epochs=1, batch_size=18), **how)
+    hasher.fit(paths, np.arange(36) // 12).save(tmp_path / "model")
+    encoder = Encoder.load(tmp_path / "model")
+    index = IndexFolder.create(tmp_path / "index", 12, ModelFolder(tmp_path / "model").describe(), second_bits=24)
+
+    def follow():
+        return sync(index, open_source(str(tmp_path / "images"), labels="optional"), lambda: encoder)
+
+    assert follow()["added"] == 36
+    shutil.copy(paths[1], paths[0])
+    Path(paths[2]).unlink()
+    shutil.copy(paths[3], tmp_path / "images" / "new.jpg")
+    assert follow() == {"added": 1, "changed": 1, "deleted": 1, "unreadable": 0}
+    items = {item["path"]: item for item in IndexFolder.open(index.path).lookup(range(100)).values()}
+    codes = encoder.codes(list(items))
+    assert [item["code"] for item in items.values()] == [row.tobytes().hex() for row in codes.packed]
+    assert [item["second"] for item in items.values()] == [row.tobytes().hex() for row in codes.second.packed]
 
 
 def test_a_clock_that_goes_back(made):

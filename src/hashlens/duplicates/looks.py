@@ -111,6 +111,7 @@ def _save(place: Path, new: np.ndarray, whole: np.ndarray | None, progress: Prog
     number = int(files[-1].stem) + 1 if files else 0
     joined = whole is not None and len(files) >= MANY_PARTS
     written = whole if whole is not None and joined else new
+    written = written[written["look"]["digest"].any(axis=1)]  # what could not be read now may be readable later
     try:
         with replacing(place / f"{number:06d}.npy") as temporary, temporary.open("wb") as file:
             np.save(file, written)
@@ -179,9 +180,11 @@ def _content(grey: np.ndarray) -> tuple[float, float, float, float]:
     left, top, right, bottom = 0, 0, width, height
     for _ in range(2):  # once more without the other pair of margins
         top, bottom = _between(grey[:, left:right])
+        if top >= bottom:  # an image of a few pixels
+            return WHOLE
         left, right = _between(grey[top:bottom].T)
-    if left >= right or top >= bottom:  # an image of a few pixels
-        return WHOLE
+        if left >= right:
+            return WHOLE
     return left / width, top / height, right / width, bottom / height
 
 

@@ -161,8 +161,8 @@ class IndexFolder(Catalog):
     ) -> np.ndarray:
         """Add codes with their paths and labels; returns the new ids, none if nothing was added.
 
-        With `only_new`, an image (a path with its code) that is in the index is not added, nor one that was removed,
-        unless removed ones are to be added `again`.
+        With `only_new`, an image (a path with its code) that is in the index is not added, nor one whose path was
+        removed, whatever its code is now, unless removed ones are to be added `again`.
         """
         self.require_items(codes, items)
         with self._alone():
@@ -171,8 +171,8 @@ class IndexFolder(Catalog):
                 known, removed = self._known_keys, self._removed_keys
                 keys = image_keys(codes.packed, items.column("path"))
                 new = is_new(keys, known)
-                if not again:
-                    new &= ~np.isin(keys, removed)
+                if not again and len(removed):
+                    new &= ~self._are_removed(keys, items.column("path"), removed)
                 codes, items = codes[new], items.filter(pa.array(new))
             if not len(codes):
                 return np.empty(0, np.int64)
@@ -225,7 +225,7 @@ class IndexFolder(Catalog):
     def recode(self, ids: np.ndarray, codes: Codes, model: dict[str, str]) -> None:
         """Replace the codes of all images by those of another model in one step; `ids` are those of all, in order.
 
-        Second codes stay. Removed images are forgotten: nobody knows their codes by the other model.
+        Second codes stay, and removed images stay removed.
         """
         with self._alone():
             self.verify()  # as in `compact`
@@ -235,7 +235,8 @@ class IndexFolder(Catalog):
             items = pa.concat_tables([part.items().table().take(part.still()) for part in self.parts])
             codes = Codes(codes.packed, codes.n_bits, before.second)
             with self._change() as facts:
-                facts |= {"n_bits": codes.n_bits, "model": model, "parts": [], "removed": None, "forgotten": None}
+                facts |= {"n_bits": codes.n_bits, "model": model}
+                self._forget(facts)
                 if len(ids):
                     facts["parts"] = [self._write_part(codes, ids, items, facts)]
 
@@ -251,22 +252,25 @@ class IndexFolder(Catalog):
     def compact(self) -> int:
         """Join all parts without the removed codes; returns how many codes were reclaimed.
 
-        8 bytes per removed image are kept, so that it is not added again by mistake.
+        16 bytes per removed image are kept, so that it is not added again by mistake.
         """
         with self._alone():
             self.verify()  # damaged files would be rewritten with checksums that say they are fine
             n_removed = sum(len(part) for part in self.parts) - len(self)
             if not n_removed and len(self.parts) < 2:
                 return 0
-            removed = np.unique(self._removed_keys)
             with self._change() as facts:
-                facts["parts"], facts["removed"] = [], None
-                if len(removed):
-                    facts["forgotten"] = self._save_numbered("forgotten", removed, facts)
+                self._forget(facts)
                 if len(self):
                     items = pa.concat_tables([part.items().table().take(part.still()) for part in self.parts])
                     facts["parts"] = [self._write_part(*self._joined(), items, facts)]
             return n_removed
+
+    def _forget(self, facts: dict[str, Any]) -> None:
+        """Drop all parts, and keep of removed images only their keys."""
+        facts["parts"], facts["removed"] = [], None
+        if len(keys := np.unique(self._removed_keys)):
+            facts["forgotten"] = self._save_numbered("forgotten", keys, facts)
 
     def set_radius_tables(self, wanted: bool) -> None:
         """Write radius tables for all parts, now and whenever codes are added, or delete them."""
@@ -382,13 +386,26 @@ class IndexFolder(Catalog):
 
     @cached_property
     def _removed_keys(self) -> np.ndarray:
-        """The keys of the images that were removed, before `compact` too."""
+        """The keys of the images that were removed and those of their paths, before `compact` too."""
         keys = [self._load_numbered("forgotten")]
         for part in self.parts:
             if part.alive is not None:
                 places = np.flatnonzero(~part.alive)
-                keys.append(image_keys(part.codes(places), part.items().column("path").take(places)))
+                paths = part.items().column("path").take(places)
+                keys += [image_keys(part.codes(places), paths), path_keys(paths)]
         return np.concatenate(keys)
+
+    def _are_removed(self, keys: np.ndarray, paths: pa.ChunkedArray, removed: np.ndarray) -> np.ndarray:
+        """Which images were removed, (n,) bool: with this code, or with another and the path holds no image now."""
+        import pyarrow.compute as pc  # a search alone does not need it
+
+        other = np.isin(path_keys(paths), removed)
+        if other.any():
+            asked = paths.filter(pa.array(other))
+            columns = (part.items().column("path").take(part.still()) for part in self.parts)
+            held = {path for one in columns for path in one.filter(pc.is_in(one, asked)).to_pylist()}
+            other &= [path not in held for path in paths.to_pylist()]
+        return other | np.isin(keys, removed)
 
     def _take(self, facts: dict[str, Any]) -> None:
         """Be the index that these facts describe."""
@@ -562,3 +579,9 @@ def image_keys(packed: np.ndarray, paths: pa.ChunkedArray) -> np.ndarray:
         ]
         keys[rows] = np.frombuffer(b"".join(digests), np.int64)
     return keys
+
+
+def path_keys(paths: pa.ChunkedArray) -> np.ndarray:
+    """The same for the same path."""
+    digests = [blake2b(name.encode(), digest_size=8).digest() for name in paths.to_pylist()]
+    return np.frombuffer(b"".join(digests), np.int64)

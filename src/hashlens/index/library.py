@@ -30,7 +30,7 @@ from hashlens.codes.model import GENERAL, ModelFolder
 from hashlens.data.images import PASSING
 from hashlens.data.sources import Columns, Source, open_source
 from hashlens.errors import Busy, DataError, MismatchError, Stopped, UsageError
-from hashlens.files import alone_in, cache_dir, shown, write_csv
+from hashlens.files import alone_in, cache_dir, require_room, shown, write_csv
 from hashlens.index.changes import Mark, marks_in, marks_of
 from hashlens.index.folder import IndexFolder
 from hashlens.machine import blocks
@@ -159,6 +159,7 @@ def _update(index: IndexFolder, opened: Source, model: _Model, progress: Progres
         else:
             size = f"{counted(index.n_bits, 'bit')} each, kept in {index.path}"
             progress.say(f"encode  {counted(len(marks), 'image')} of {opened.address}   {size}")
+        require_room(index.path, len(wanted) * -(-(index.n_bits + index.second_bits) // 8), "the codes")  # at once
         _encode(wanted, opened, model, _Work(index, known, tried), progress, stop)
         if len(index.parts) > MANY_PARTS or 2 * len(index) < sum(map(len, index.parts)):
             index.compact()
@@ -234,6 +235,11 @@ class _Work:
             items = table.take(good)
             self.index.add(codes_in(items, self.index.n_bits, self.index.second_bits), items)
         self._tables, self._since = [], time.monotonic()
+
+
+def skipped_in(path: Path) -> list[str]:
+    """Images that the index at `path` lacks because they cannot be read."""
+    return sorted(_skipped(path))
 
 
 def _stamp(mark: Mark) -> tuple[int, int]:
