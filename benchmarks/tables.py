@@ -344,12 +344,28 @@ def ties() -> str:
     columns = ["map", "map_both", "map_second", "map_itq", "map_itq_database"]
     names = ["DTSH by first", "by both", "by second", "ITQ", "ITQ of the database"]
     lines = ["| data | classes | " + " | ".join(names) + " |", "|---|---|" + "---:|" * len(names)]
-    for data, classes in itertools.product(("birds100", "grocery81", "cifar10"), ("seen", "unseen")):
+    sets = [data for data, runs in found.items() if isinstance(runs, dict)]
+    for data, classes in itertools.product(sets, ("seen", "unseen")):
         values = np.array([[split[column] for column in columns] for split in found[data][classes]])
         cells = [
             f"{mean:.3f} ±{spread:.3f}" for mean, spread in zip(values.mean(0), values.std(0, ddof=1), strict=True)
         ]
         lines.append(f"| {data} | {classes} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def few() -> str:
+    """What `python -m benchmarks.few` measured."""
+    found = json.loads((RESULTS / "few.json").read_text(encoding="utf-8"))
+    numbers = list(next(iter(next(iter(found.values())).values())))
+    lines = [
+        "| data | method | " + " | ".join(f"{n} per class" for n in numbers) + " |",
+        "|---|---|" + "---:|" * len(numbers),
+    ]
+    for data, methods in found.items():
+        for method, runs in methods.items():
+            cells = [f"{np.mean(maps):.3f} ±{np.std(maps, ddof=1):.3f}" for maps in runs.values()]
+            lines.append(f"| {data} | {method_name(method)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -377,6 +393,7 @@ TABLES = {
     "comparison": comparison,
     "own": own,
     "margin": margin,
+    "few": few,
     "tie-aware": tie_aware,
     "methods": methods,
     "speed": speed,
