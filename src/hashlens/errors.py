@@ -1,7 +1,8 @@
 """The one exception that users see: a sentence with the cause, what to do, and an exit code.
 
 Exit codes: 2 wrong use, 3 a problem with the data, 4 model and data or files do not match,
-5 training diverged, 6 no disk space or no permission, 7 a download failed, 130 stopped with Ctrl-C.
+5 training diverged, 6 no disk space or no permission, 7 a download failed, 8 another rank of a training was lost,
+130 stopped with Ctrl-C.
 """
 
 from collections.abc import Callable
@@ -46,6 +47,12 @@ class StorageError(HashlensError):
 
 class DownloadError(HashlensError):
     exit_code = 7
+
+
+class RankError(HashlensError):
+    """Another process of the same training ended or cannot be reached."""
+
+    exit_code = 8
 
 
 class Stopped(HashlensError):
