@@ -29,9 +29,9 @@ NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 START = "torchrun --nproc-per-node=2 -m hashlens train …"
 TIMEOUT = "HASHLENS_RANK_TIMEOUT"  # in seconds; 600 if not set
 POLITE = 3.0  # seconds in which rank 0 may say what all ranks have to say
-LOST = (
-    "another rank ended or did not answer, so this training ended too; its own message, if it had one, is above; what"
-    " was saved after the last epoch is kept: start all ranks again with --resume and the run's folder"
+LOST = (  # said where the other rank could not say anything
+    "another rank was ended or does not answer, so all ranks end; what was saved after the last epoch is kept: start"
+    " all ranks again, with --resume and the run's folder"
 )
 
 Part = TypeVar("Part")
@@ -62,14 +62,18 @@ class Ranks:
 
     def any(self, flag: bool) -> bool:
         """Whether some rank says so."""
+        return self.each_any(flag)[0]
+
+    def each_any(self, *flags: bool) -> tuple[bool, ...]:
+        """Of each flag, whether some rank says so."""
         if self.size == 1:
-            return flag
+            return flags
         import torch.distributed as dist
 
-        said = self._tensor([int(flag)])
+        said = self._tensor([int(flag) for flag in flags])
         with reachable():
             dist.all_reduce(said, dist.ReduceOp.MAX)
-        return bool(said)
+        return tuple(map(bool, said.tolist()))
 
     def wait(self) -> None:
         """Until all ranks are here."""
@@ -199,9 +203,14 @@ def joined() -> Iterator[Ranks]:
         torch.cuda.set_device(int(environment["LOCAL_RANK"]))
         backend = "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=_timeout())
-    with reachable():
+    try:
         store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {rank} cannot reach the others at {environment['MASTER_ADDR']}:{environment['MASTER_PORT']}; start"
+            " all of them, and on several machines set GLOO_SOCKET_IFNAME to the network interface between them"
+        ) from error
 
     def ended(number: int, frame: Any) -> NoReturn:
         raise RankError(LOST)

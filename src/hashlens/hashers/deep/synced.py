@@ -19,14 +19,14 @@ from hashlens.ranks import Ranks, reachable
 
 
 def gather(u: torch.Tensor, n: int, ranks: Ranks) -> torch.Tensor:
-    """The n rows of all ranks, in order, of which each has `ranks.part(n)`; the gradient goes back to all of them."""
+    """The n rows of all ranks, in order, of which each has `ranks.part(n)`; all must compute the same from them."""
     return u if ranks.size == 1 else _Gather.apply(u, n, ranks)
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, u: torch.Tensor, n: int, ranks: Ranks) -> torch.Tensor:
-        ctx.mine = ranks.part(n)
+        ctx.mine, ctx.size = ranks.part(n), ranks.size
         sizes = [b - a for a, b in pairwise(ranks.cuts(n))]
         found = [u.new_empty(max(sizes), *u.shape[1:]) for _ in sizes]
         mine = torch.cat([u, u.new_zeros(max(sizes) - len(u), *u.shape[1:])])
@@ -36,10 +36,8 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        total = gradients[0].contiguous()
-        total = total.clone() if total is gradients[0] else total  # the loop reads it later
-        _add_up(total)
-        return total[ctx.mine], None, None
+        # the sum over ranks, whose losses of the whole batch are equal
+        return ctx.size * gradients[0][ctx.mine], None, None
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
@@ -133,11 +131,10 @@ class _Normalise(torch.autograd.Function):
         )
         sums = torch.stack([total, products])
         _add_up(sums)
-        # what the statistics add depends on x linearly
+        # the statistics depend on x too
         scale = (variance + ctx.eps).rsqrt()
-        both = sums * (scale if weight is None else scale * weight) / ctx.n
-        tilt = both[1] * scale
+        level, tilt = sums * (scale if weight is None else scale * weight) / ctx.n
         shape = (1, -1, *[1] * (x.ndim - 2))
-        level = (tilt * mean - both[0]).view(shape)
-        slope = slope.add_(level).addcmul_(x, tilt.view(shape), value=-1)
+        centred = x - mean.view(shape)
+        slope = slope.sub_(level.view(shape)).addcmul_(centred, (tilt * scale).view(shape), value=-1)
         return slope, products if weight is not None else None, total if weight is not None else None, *[None] * 4

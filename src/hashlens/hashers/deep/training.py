@@ -210,7 +210,8 @@ def train(
             value = share * loss(u, None if values is None else values[rows], rows)
             if share < 1:
                 value = value + (1 - share) * loss(u, values[others], others)
-            if ranks.any(not torch.isfinite(value)):
+            broken, asked = ranks.each_any(not torch.isfinite(value), stop())
+            if broken:
                 break
             state.optimizer.zero_grad(set_to_none=True)
             value.backward()
@@ -218,7 +219,7 @@ def train(
             state.optimizer.step()
             _count(at, u, value.item(), loss.figures)
             at.step = step + 1
-            if ranks.any(stop()) and at.step < len(batches):
+            if asked and at.step < len(batches):
                 at.seconds = time.monotonic() - started
                 state.stop()
         if at.step < len(batches) or ranks.any(not all(torch.isfinite(p).all() for p in learned)):
