@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -28,45 +27,46 @@ def command(n, *arguments, how=("--standalone",)):
     return [sys.executable, "-m", "torch.distributed.run", *how, f"--nproc-per-node={n}", *map(str, arguments)]
 
 
-def torchrun(n, *arguments, **environment):
-    """The finished process; what torchrun itself logs and reports is left out of its stderr."""
-    done = subprocess.run(
-        command(n, *arguments), env=os.environ | environment, capture_output=True, text=True, timeout=LIMIT
-    )
-    done.stderr = without_log(done.stderr)
-    return done
+class Started:
+    """torchrun with n ranks, each of which writes to files of its own."""
+
+    def __init__(self, n, *arguments, logs, prefix=(), how=("--standalone",), cwd=None, **environment):
+        self.logs = logs
+        how = (*how, "--redirects=3", f"--log-dir={logs}")
+        self.process = subprocess.Popen(
+            [*prefix, *command(n, *arguments, how=how)],
+            env=os.environ | environment,
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def finish(self):
+        """The exit code, and what all ranks have written to standard output and standard error."""
+        try:
+            self.torchrun_says = self.process.communicate(timeout=LIMIT)[0]
+        finally:
+            self.process.kill()
+        logs = {end: sorted(self.logs.rglob(f"std{end}.log")) for end in ("out", "err")}
+        return self.process.returncode, *("".join(file.read_text() for file in files) for files in logs.values())
+
+    def wait_for(self, path):
+        until = time.monotonic() + LIMIT
+        while not path.exists():
+            assert self.process.poll() is None and time.monotonic() < until, self.finish()
+            time.sleep(0.05)
+
+    def rank(self, rank):
+        """The process id of a rank."""
+        for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            if f"RANK={rank}" in Path(f"/proc/{child}/environ").read_text().split("\0"):
+                return int(child)
+        raise AssertionError(f"there is no rank {rank}")
 
 
-def without_log(text):
-    """What ranks have written."""
-    text = re.split(r"^Traceback \(most recent call last\):\n  File .*torch", text, maxsplit=1, flags=re.M)[0]
-    return "".join(line for line in text.splitlines(keepends=True) if not re.match(r"[WEI]\d{4} ", line))
-
-
-def start(*arguments, **environment):
-    return subprocess.Popen(
-        command(2, *arguments), env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def rank_of(process, rank):
-    """The process id of a rank that torchrun has started."""
-    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        if f"RANK={rank}" in Path(f"/proc/{child}/environ").read_text().split("\0"):
-            return int(child)
-    raise AssertionError(f"there is no rank {rank}")
-
-
-def wait_for(path, process):
-    until = time.monotonic() + LIMIT
-    while not path.exists():
-        assert process.poll() is None and time.monotonic() < until, process.communicate(timeout=LIMIT)
-        time.sleep(0.05)
-
-
-def finish(process):
-    out, err = process.communicate(timeout=LIMIT)
-    return process.returncode, out, without_log(err)
+def torchrun(n, *arguments, logs, **environment):
+    return Started(n, *arguments, logs=logs, **environment).finish()
 
 
 def assert_close(found, expected, tolerance=5e-4):
@@ -86,8 +86,8 @@ def assert_close(found, expected, tolerance=5e-4):
 
 def test_two_ranks_take_the_steps_of_one_process(tmp_path):
     """Every deep method and every sampling, fifty steps with batches of 21; batch norms, augmentation, mixtures."""
-    done = torchrun(2, WORK, "all", tmp_path / "two.safetensors")
-    assert done.returncode == 0, done.stderr
+    code, _, err = torchrun(2, WORK, "all", tmp_path / "two.safetensors", logs=tmp_path / "logs")
+    assert code == 0, err
     expected, found = rank_work.fit_all(), load_file(tmp_path / "two.safetensors")
     assert len({name.partition(":")[0] for name in expected}) >= 30
     assert_close(found, expected)
@@ -98,8 +98,8 @@ def test_a_run_in_one_process_is_resumed_by_two_ranks(tmp_path):
     steps = iter(range(12))
     with pytest.raises(Stopped, match="epoch 2, step 1"):
         rank_work.train_with("none", tmp_path / "parts", stop=lambda: next(steps) == 11)
-    done = torchrun(2, WORK, "none", tmp_path / "parts")
-    assert done.returncode == 0, done.stderr
+    code, _, err = torchrun(2, WORK, "none", tmp_path / "parts", logs=tmp_path / "logs")
+    assert code == 0, err
     assert len((tmp_path / "parts" / "metrics.csv").read_text().splitlines()) == 6
     assert_close(load_file(tmp_path / "parts" / "network.safetensors"), expected.state_dict())
 
@@ -122,8 +122,8 @@ def test_one_process_sends_nothing():
 
 
 def test_nan_on_one_rank_rolls_all_back(tmp_path):
-    done = torchrun(2, WORK, "nan", tmp_path)
-    assert done.returncode == 0, done.stderr
+    code, _, err = torchrun(2, WORK, "nan", tmp_path, logs=tmp_path / "logs")
+    assert code == 0, err
     said = (tmp_path / "said.txt").read_text()
     assert "epoch 1, step 7: the loss is NaN or infinite; back to the start of the epoch" in said
     assert said.count("NaN") == 1 and "  5/5 " in said
@@ -131,17 +131,17 @@ def test_nan_on_one_rank_rolls_all_back(tmp_path):
 
 
 def test_a_rank_that_hangs_ends_all(tmp_path):
-    done = torchrun(2, WORK, "hangs", tmp_path, HASHLENS_RANK_TIMEOUT="5")
-    assert done.returncode != 0
-    assert done.stderr.count("RankError: another rank was ended or does not answer") == 1
+    code, _, err = torchrun(2, WORK, "hangs", tmp_path, logs=tmp_path / "logs", HASHLENS_RANK_TIMEOUT="5")
+    assert code != 0
+    assert err.count("RankError: another rank was ended or does not answer") == 1
 
 
 def test_a_killed_rank_ends_all_and_one_process_resumes(tmp_path, hashlens):
     out = tmp_path / "run"
-    process = start(*TRAIN, "--epochs", "15", "--out", out)
-    wait_for(out / "checkpoint.safetensors", process)
-    os.kill(rank_of(process, 1), signal.SIGKILL)
-    code, stdout, stderr = finish(process)
+    started = Started(2, *TRAIN, "--epochs", "15", "--out", out, logs=tmp_path / "logs")
+    started.wait_for(out / "checkpoint.safetensors")
+    os.kill(started.rank(1), signal.SIGKILL)
+    code, stdout, stderr = started.finish()
     assert code != 0 and stdout == ""
     assert stderr.count("error: ") == 1 and "error: another rank was ended or does not answer" in stderr
     assert "Traceback" not in stderr
@@ -151,10 +151,10 @@ def test_a_killed_rank_ends_all_and_one_process_resumes(tmp_path, hashlens):
 
 def test_ctrl_c_saves_and_one_process_resumes(tmp_path, hashlens):
     out = tmp_path / "run"
-    process = start(*TRAIN, "--epochs", "6", "--out", out)
-    wait_for(out / "checkpoint.safetensors", process)
-    process.send_signal(signal.SIGINT)
-    code, stdout, stderr = finish(process)
+    started = Started(2, *TRAIN, "--epochs", "6", "--out", out, logs=tmp_path / "logs")
+    started.wait_for(out / "checkpoint.safetensors")
+    started.process.send_signal(signal.SIGINT)
+    code, stdout, stderr = started.finish()
     assert code != 0 and stdout == ""
     assert stderr.count("stopped and saved at epoch") == 1 and "Traceback" not in stderr
     assert stderr.count("finishing the step") == 1
@@ -198,37 +198,29 @@ def two_hosts():
 def test_two_ranks_on_two_hosts(two_hosts, tmp_path):
     """Each with its own cache and working folder: one run folder, on the host of rank 0."""
     started = []
-    for (prefix, interface, address), name in zip(two_hosts, ("a", "b"), strict=True):
-        (tmp_path / name).mkdir()
-        how = (
-            "--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={two_hosts[0][2]}:29531", "--rdzv-id=hashlens",
-            f"--local-addr={address}",
-        )  # fmt: skip
-        started.append(
-            subprocess.Popen(
-                [*prefix, *command(1, *TRAIN, "--epochs", "2", "--out", "run", "--json", how=how)],
-                cwd=tmp_path / name,
-                env=os.environ | {"GLOO_SOCKET_IFNAME": interface, "HASHLENS_CACHE": str(tmp_path / name / "cache")},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    ended = [finish(process) for process in started]
-    assert [code for code, _, _ in ended] == [0, 0], ended
-    (text,) = [out for _, out, _ in ended if out]
-    assert json.loads(text)["machine"]["ranks"] == 2 and json.loads(text)["map"] > 0.9
-    assert sorted((tmp_path / name / "run" / "result.json").exists() for name in "ab") == [False, True]
-    assert sorted((tmp_path / name / "run").exists() for name in "ab") == [False, True]
+    for number, (prefix, interface, _) in enumerate(two_hosts):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        how = ("--nnodes=2", f"--node-rank={number}", f"--master-addr={two_hosts[0][2]}", "--master-port=29531")
+        own = {"GLOO_SOCKET_IFNAME": interface, "HASHLENS_CACHE": str(folder / "cache")}
+        own["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch wonders about addresses without a name
+        arguments = (*TRAIN, "--epochs", "2", "--out", "run", "--json")
+        started.append(Started(1, *arguments, logs=folder / "logs", prefix=prefix, how=how, cwd=folder, **own))
+    (code, out, err), (other_code, *other_said) = (one.finish() for one in started)
+    assert (code, other_code) == (0, 0), (err, other_said)
+    result = json.loads(out)
+    assert result["machine"]["ranks"] == 2 and result["map"] > 0.9
+    assert other_said == ["", ""] and not (tmp_path / "1" / "run").exists()
+    assert (tmp_path / "0" / "run" / "result.json").exists()
 
 
 # Wrong input.
 
 
 def test_ranks_with_other_data(tmp_path):
-    done = torchrun(2, WORK, "unequal", tmp_path)
-    assert done.returncode != 0
-    assert done.stderr.count("MismatchError: rank 1 does not have the same data as rank 0") == 1
+    code, _, err = torchrun(2, WORK, "unequal", tmp_path, logs=tmp_path / "logs")
+    assert code != 0
+    assert err.count("MismatchError: rank 1 does not have the same data as rank 0") == 1
 
 
 @pytest.mark.parametrize(
@@ -239,9 +231,9 @@ def test_ranks_with_other_data(tmp_path):
     ],
 )
 def test_what_ranks_cannot_do(arguments, sentence, tmp_path):
-    done = torchrun(3, *TRAIN, *arguments, "--quiet", "--out", tmp_path / "run")
-    assert done.returncode != 0 and done.stdout == ""
-    assert done.stderr.count("error: ") == 1 and f"error: {sentence}" in done.stderr
+    code, out, err = torchrun(3, *TRAIN, *arguments, "--quiet", "--out", tmp_path / "run", logs=tmp_path / "logs")
+    assert code != 0 and out == ""
+    assert err.startswith(f"error: {sentence}") and err.count("\n") == 1
 
 
 WHOLE = {name: "1" for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")} | {
