@@ -102,17 +102,17 @@ class Ranks:
         if array is not None:
             content = json.dumps([array.dtype.str, array.shape]).encode() + b"\n" + array.tobytes()
         found = []
-        for one in filter(None, self._exchanged(content)):
-            header, _, values = one.partition(b"\n")
+        for one in filter(len, self._exchanged(content)):
+            header = one[:200].tobytes().partition(b"\n")[0]
             dtype, shape = json.loads(header)
-            found.append(np.frombuffer(values, dtype).reshape(shape))
+            found.append(np.frombuffer(one, dtype, offset=len(header) + 1).reshape(shape))
         return np.concatenate(found)
 
     def require_same(self, **facts: Any) -> None:
         """Refuse ranks that were given something else than rank 0."""
         if self.size == 1:
             return
-        first, *others = (json.loads(one) for one in self._exchanged(json.dumps(facts).encode()))
+        first, *others = (json.loads(one.tobytes()) for one in self._exchanged(json.dumps(facts).encode()))
         for rank, other in enumerate(others, start=1):
             for name in sorted(first.keys() | other.keys()):
                 if (here := first.get(name)) != (there := other.get(name)):
@@ -126,10 +126,10 @@ class Ranks:
         """Whether no rank before this one has the same mark."""
         if self.size == 1:
             return True
-        return self._exchanged(mark.encode()).index(mark.encode()) == self.rank
+        return [one.tobytes() for one in self._exchanged(mark.encode())].index(mark.encode()) == self.rank
 
-    def _exchanged(self, content: bytes) -> list[bytes]:
-        """What each rank has given."""
+    def _exchanged(self, content: bytes) -> list[np.ndarray]:
+        """What each rank has given, as uint8."""
         import torch
         import torch.distributed as dist
 
@@ -139,7 +139,7 @@ class Ranks:
             longest = int(max(lengths))
             found = [torch.empty(longest, dtype=torch.uint8, device=lengths[0].device) for _ in lengths]
             dist.all_gather(found, self._bytes(content, longest))
-        return [one[: int(n)].cpu().numpy().tobytes() for one, n in zip(found, lengths, strict=True)]
+        return [one[: int(n)].cpu().numpy() for one, n in zip(found, lengths, strict=True)]
 
     def _tensor(self, values: list[int]) -> Tensor:
         import torch

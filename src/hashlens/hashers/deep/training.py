@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
 from torch import nn
 
 from hashlens.checksums import damaged, read_tensors, write_tensors
@@ -190,10 +191,8 @@ def train(
             if done >= how.adapt:
                 freeze_statistics(network)
             rng = np.random.default_rng([seed, at.epoch, step])
-            read, mine = (
-                inputs.draw(rows, rng),
-                ranks.part(len(rows)),
-            )  # randomness of the whole batch, images of a part
+            read = inputs.draw(rows, rng)  # the randomness of the whole batch
+            mine = ranks.part(len(rows))
             x = read(mine).to(device)
             share, others = 1.0, rows
             if how.mixup:
@@ -286,9 +285,9 @@ class _State:
         tensors, position = self.snapshot()
         if self.ranks.size > 1:
             position = self.ranks.from_first(position.encode).decode()
-            content = self.ranks.from_first(lambda: save(tensors))
+            content = self.ranks.from_first(lambda: to_bytes(tensors))
             if not self.ranks.first:
-                tensors = load(content)
+                tensors = from_bytes(content)
                 self.restore((tensors, position))
         return tensors, position
 
