@@ -111,7 +111,7 @@ def outputs_of(module: nn.Module, inputs: Inputs, adapt: bool = False) -> torch.
     rng, ranks = np.random.default_rng(0), current()
     order = rng.permutation(len(inputs))
     reads = [inputs.draw(order[part], rng) for part in blocks(len(inputs), 256)]
-    norms = batch_norms(module.eval()) if adapt else []
+    norms = [norm for norm in batch_norms(module.eval()) if adapt]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.train().momentum = 0.0  # their own statistics stay as they are

@@ -131,10 +131,8 @@ class _Normalise(torch.autograd.Function):
         )
         sums = torch.stack([total, products])
         _add_up(sums)
-        # the statistics depend on x too
+        # the statistics depend on x too, and what that takes away is linear in the normalised x
         scale = (variance + ctx.eps).rsqrt()
         level, tilt = sums * (scale if weight is None else scale * weight) / ctx.n
-        shape = (1, -1, *[1] * (x.ndim - 2))
-        centred = x - mean.view(shape)
-        slope = slope.sub_(level.view(shape)).addcmul_(centred, (tilt * scale).view(shape), value=-1)
+        slope -= F.batch_norm(x, mean, variance, tilt, level, eps=ctx.eps)
         return slope, products if weight is not None else None, total if weight is not None else None, *[None] * 4
