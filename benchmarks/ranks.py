@@ -4,8 +4,8 @@
     python -m benchmarks.ranks map [--folder runs] [--epochs N]
 
 `speed` fits DTSH with its default settings, in turns in one process and by two ranks, and compares the time of a step,
-the same in both. Where other work is on the cores, the fastest steps tell more than the usual ones, and the processor
-time of rank 0 is the least that a step can take. `map` makes the same run, setting 1 at 32 bits, in both ways; rerun it
+the same in both. Where other work is on the cores (see load_average), seconds tell little; the processor time of rank 0
+is the least that a step can take. `map` makes the same run, setting 1 at 32 bits, in both ways; rerun it
 to resume. All figures go to benchmarks/results/ranks.json.
 """
 
@@ -79,7 +79,7 @@ def speed(rounds: int, images: int) -> dict[str, Any]:
     for _ in range(rounds):
         for name, start in STARTS.items():
             times[name].append(np.array(json.loads(run(start, "benchmarks.ranks", "steps", "--images", images))))
-    found: dict[str, Any] = {"rounds": rounds, "batch_size": BATCH}
+    found: dict[str, Any] = {"rounds": rounds, "batch_size": BATCH, "load_average": os.getloadavg()[1]}
     for name, some in times.items():
         seconds, cpu = np.concatenate(some, axis=1)
         found[name] = {

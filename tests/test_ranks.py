@@ -233,7 +233,7 @@ def test_ranks_with_other_data(tmp_path):
 def test_what_ranks_cannot_do(arguments, sentence, tmp_path):
     code, out, err = torchrun(3, *TRAIN, *arguments, "--quiet", "--out", tmp_path / "run", logs=tmp_path / "logs")
     assert code != 0 and out == ""
-    assert err.startswith(f"error: {sentence}") and err.count("\n") == 1
+    assert err.startswith("error: ") and sentence in err and err.count("\n") == 1
 
 
 WHOLE = {name: "1" for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")} | {
