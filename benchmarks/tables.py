@@ -249,7 +249,8 @@ def soak() -> str:
         "searches answered": f"{counts['search 200']:,}",
         "of them wrong": f"**{found['wrong']}**",
         "additions and removals acknowledged": f"{written:,}",
-        "of them lost": f"**{found['lost']}**",
+        "`index sync` and `index promote`": f"{counts.get('sync done', 0)} and {counts.get('promote done', 0)} times",
+        "acknowledged changes that were lost": f"**{found['lost']}**",
         "hostile images, slow connections": f"{hostile:,}, {counts['slow connections']:,}",
         "server killed, disk filled": f"{found['kills']} times, {found['disk_filled']} times",
         "99 % of searches by id within": f"{found['by_id']['p99_ms']:.0f} ms, {found['p99_ratio']} times the"
@@ -257,6 +258,22 @@ def soak() -> str:
         "99 % of searches by image within": f"{found['by_image']['p99_ms']:.0f} ms",
         "memory before, after": f"{before} MB, {after} MB",
         "stopped within": f"{found['seconds_to_stop']} s",
+        "load of the two cores before, after": f"{found['load'][0]}, {found['load'][1]}",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def fuzz() -> str:
+    """What `python -m benchmarks.parsers --write` tried so far."""
+    found = json.loads((RESULTS / "fuzz.json").read_text(encoding="utf-8")).values()
+    files, seconds, cpu, failures = (
+        sum(one[name] for one in found) for name in ("examples", "seconds", "cpu_seconds", "failures")
+    )
+    rows = {
+        "parsers": f"{len(found)}",
+        "changed files": f"{files:,}",
+        "time, of it on a core": f"{duration(seconds)}, {duration(cpu)}",
+        "tracebacks and crashes": f"**{failures}**",
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
@@ -404,6 +421,7 @@ TABLES = {
     "start": start,
     "load-test": load_test,
     "soak": soak,
+    "fuzz": fuzz,
     "nuswide": nuswide,
     "copies": copies,
     "copies-tuning": copies_tuning,

@@ -18,6 +18,7 @@ from typing import Any
 from hashlens.errors import Busy, StorageError, UsageError
 
 LOCK = ".hashlens.lock"
+LATEST = 2**63 - 1  # nanoseconds since 1970, in the year 2262, that an index can hold; a disk has later ones
 
 
 def cache_dir() -> Path:
@@ -86,7 +87,7 @@ def size_and_mtime(path: str) -> tuple[int, int]:
         status = os.stat(path)  # noqa: PTH116 - a third of the time of a Path
     except (OSError, ValueError):
         return 0, 0
-    return status.st_size, status.st_mtime_ns
+    return status.st_size, max(-LATEST, min(status.st_mtime_ns, LATEST))
 
 
 @contextmanager

@@ -68,6 +68,12 @@ def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path):
         read_clicks(tmp_path)
 
 
+def test_a_line_without_end_is_named(tmp_path):
+    (tmp_path / "clicks.csv").write_text("query,positive,negative\na,b,c\n" + "x" * 140_000 + "\n")
+    with pytest.raises(DataError, match=r"line 3 of .*clicks.csv is malformed .*; remove that line"):
+        read_clicks(tmp_path)
+
+
 # --- learning --------------------------------------------------------------------------------------------------------
 
 

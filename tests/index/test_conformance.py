@@ -441,11 +441,30 @@ def test_what_lists_refuse(tmp_path, rng):
     index.flush()
     with pytest.raises(MismatchError, match="choose another folder"):
         ApproximateIndex(47, tmp_path)
-    stored = (tmp_path / "lists.bin").read_bytes()
-    for damaged in (stored[:200], b"nothing"):
-        (tmp_path / "lists.bin").write_bytes(damaged)
-        with pytest.raises(DataError, match=r"are damaged; delete that folder"):
+    index.add(clustered(rng, 100, 48)[0])
+    index.flush()
+    (path,) = tmp_path.glob("lists-*.bin")  # of the first there is nothing left
+    assert len(ApproximateIndex(48, tmp_path)) == 200
+    stored = path.read_bytes()
+    for damaged in (stored[:200], b"nothing", stored[:-1] + bytes([stored[-1] ^ 1])):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=rf"{path.name} is damaged .*; delete that folder"):
             ApproximateIndex(48, tmp_path)
+    path.unlink()
+    with pytest.raises(DataError, match=rf"{path.name} is missing; delete that folder"):
+        ApproximateIndex(48, tmp_path)
+    for text in (
+        "[]",
+        "{",
+        '{"format": "hashlens lists 2"}',
+        (tmp_path / "lists.json").read_text().replace("48", "47"),
+    ):
+        (tmp_path / "lists.json").write_text(text)
+        with pytest.raises(DataError, match=r"lists.json is damaged .*; delete that folder"):
+            ApproximateIndex(48, tmp_path)
+    (tmp_path / "lists.json").write_text('{"format": "hashlens lists 1", "n_bits": 48}')
+    with pytest.raises(MismatchError, match="of an older version; delete that folder"):
+        ApproximateIndex(48, tmp_path)
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -13,7 +13,7 @@ import pytest
 
 import hashlens.index.folder
 from hashlens import Codes
-from hashlens.errors import DataError, MismatchError, UsageError
+from hashlens.errors import Damaged, DataError, MismatchError, UsageError
 from hashlens.files import alone_in
 from hashlens.index import memory
 from hashlens.index.folder import IndexFolder, is_new
@@ -209,7 +209,7 @@ def test_damage_is_not_compacted(folder):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    for change in (lambda: folder.remove([1]), folder.compact):
+    for change in (folder.compact, lambda: IndexFolder.open(folder.path)):
         with pytest.raises(DataError, match=r"part-00000.blocks.npy is damaged"):
             change()
     assert path.read_bytes() == data
@@ -422,3 +422,30 @@ def test_names_of_parts_are_never_used_again(folder, rng):
     folder.compact()
     folder.add(*made(rng, 10, start=300))
     assert not before & {part["name"] for part in folder.facts["parts"]}
+
+
+def test_parts_that_are_known_are_not_read_again(folder, rng):
+    before = IndexFolder.open(folder.path)
+    folder.remove([5, 150])
+    folder.add(*made(rng, 10, start=300))
+    after = IndexFolder.open(folder.path, before)
+    assert [new.blocks is old.blocks for new, old in zip(after.parts[:3], before.parts, strict=True)] == [True] * 3
+    assert [part.items is old.items for part, old in zip(after.parts, before.parts, strict=False)] == [True] * 3
+    assert len(after) == 308 and len(before) == 300 and not after.lookup([5, 150]) and len(before.lookup([5, 150])) == 2
+    query = made(rng, 3)[0]
+    assert_same(answers(after, query), answers(IndexFolder.open(folder.path), query))
+    folder.compact()
+    compacted = IndexFolder.open(folder.path, after)
+    assert_same(answers(compacted, query), answers(IndexFolder.open(folder.path), query))
+
+
+def test_parts_of_a_damaged_index_are_read_again(folder):
+    before = IndexFolder.open(folder.path)
+    path = folder.path / "part-00001.blocks.npy"
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    assert len(IndexFolder.open(folder.path, before)) == 300  # nothing says that it is damaged
+    with pytest.raises(Damaged, match=r"part-00001.blocks.npy is damaged") as caught:
+        before.compare_files()
+    before.damage = caught.value
+    with pytest.raises(Damaged):
+        IndexFolder.open(folder.path, before)

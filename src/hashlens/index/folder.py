@@ -4,7 +4,7 @@ INDEX/
   index.json              code length, model, parts with checksums, removed ids; replaced in one step
   part-00000.blocks.npy   (n_blocks, n_bytes, 64) uint8, 64 codes per block (kernels/), memory-mapped
   part-00000.second.npy   the second codes in the same form, if the index has these (`second_bits`)
-  part-00000.items.arrow  path, labels, size and mtime of each code, memory-mapped
+  part-00000.items.arrow  path, labels, size, mtime and hash of the file of each code, memory-mapped
   part-00000.items.sums   the checksum of each block of it
   part-00000.ids.npy      (n,) int64, only after `compact`; otherwise ids are first_id, first_id + 1, …
   part-00000.starts.npy, part-00000.places.npy   radius tables (radius.py), only if the index has them; memory-mapped
@@ -27,7 +27,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, cached_property
 from hashlib import blake2b
@@ -39,7 +39,7 @@ import numpy as np
 import pyarrow as pa
 
 from hashlens.checksums import FILE as OF_FILE
-from hashlens.checksums import CheckedFile, damaged, describe_file, read_sealed, write_sealed
+from hashlens.checksums import CheckedFile, compare_file, damaged, describe_file, read_sealed, write_sealed
 from hashlens.clicks.file import CLICKS
 from hashlens.codes import Codes
 from hashlens.codes.bits import MOST_LEVELS, require_levels
@@ -102,11 +102,12 @@ SCHEMA: dict[Any, Any] = {
 class IndexFolder(Catalog):
     """A catalog in a folder."""
 
-    def __init__(self, path: Path, facts: dict[str, Any] | None = None):
+    def __init__(self, path: Path, facts: dict[str, Any] | None = None, before: Catalog | None = None):
+        """`before` is the same index as it was: parts that it has too are not mapped and compared again."""
         self._stamp = _stamp(path)  # first, so that `changed` notices a change while the rest is read
         self.facts = facts or read_facts(path)
         super().__init__(path, self.facts["n_bits"], self.facts["model"])
-        self._take(self.facts)
+        self._take(self.facts, before)
 
     @classmethod
     def create(
@@ -136,9 +137,9 @@ class IndexFolder(Catalog):
             return cls(path)
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path, before: Catalog | None = None) -> Self:
         try:
-            return cls(path)
+            return cls(path, before=before)
         except (FileNotFoundError, NotADirectoryError) as error:
             from hashlens.codes.folder import CodesFolder
 
@@ -201,6 +202,34 @@ class IndexFolder(Catalog):
                         removed = np.union1d(self._load_numbered("removed"), gone)
                         facts["removed"] = self._save_numbered("removed", removed, facts)
         return np.arange(first, first + len(codes))
+
+    def set_mtimes(self, mtimes: Mapping[int, int]) -> None:
+        """Note when the files of these ids were touched, though their content is the same; ids and codes stay."""
+        ids = np.array(sorted(mtimes), np.int64)
+        if not len(ids):
+            return
+        with self._alone(), self._change() as facts:
+            for number, part in enumerate(self.parts):
+                places = part.places(ids)
+                if len(places):
+                    facts["parts"][number] = self._with_mtimes(facts, number, places, mtimes)
+
+    def _with_mtimes(
+        self, facts: dict[str, Any], number: int, places: np.ndarray, mtimes: Mapping[int, int]
+    ) -> dict[str, Any]:
+        """A part under a new name, since others may have the old one mapped; only its items are written again."""
+        part, own = facts["parts"][number], self.parts[number]
+        table = own.items().table()
+        column = table["mtime"].to_pylist()
+        for place, id_ in zip(places.tolist(), own.ids(places).tolist(), strict=True):
+            column[place] = mtimes[id_]
+        table = table.set_column(table.column_names.index("mtime"), "mtime", pa.array(column, pa.int64()))
+        name = f"part-{facts['next_part']:05d}"
+        facts["next_part"] += 1
+        for kind in part["files"].keys() - {"items.arrow", "items.sums"}:
+            link_file(self.path / f"{part['name']}.{kind}", self.path / f"{name}.{kind}")
+        files, batches = self._save_items(name, table)
+        return part | {"name": name, "files": part["files"] | files, "batches": batches}
 
     def promote(self, new: IndexFolder) -> None:
         """Hold what another index holds, with its ids and its model, in one step; that one stays as it is."""
@@ -286,7 +315,14 @@ class IndexFolder(Catalog):
                         part["files"] |= self._save_tables(part["name"], own)
 
     def verify(self) -> int:
-        """Compare every file with its checksum; returns the number of files."""
+        """Compare every file with its checksum, and read all paths and labels; returns the number of files."""
+        n = self.compare_files()
+        for part in self.parts:
+            part.items().table()  # a stranger's file may agree with its checksum and still be nonsense
+        return n
+
+    def compare_files(self, pause: Callable[[int], Any] = lambda n_bytes: None) -> int:
+        """Compare every file with its checksum; `pause` is called with the number of bytes after some of them."""
         for name in ("index.json", f"index.json{COPY}"):
             try:
                 read_facts(self.path, name)
@@ -294,9 +330,7 @@ class IndexFolder(Catalog):
                 raise damaged(self.path / name, error, remedy(self.path)) from error
         files = self._files()
         for name, facts in files.items():
-            CheckedFile(self.path / name, facts, remedy(self.path)).whole()
-        for part in self.parts:
-            part.items().table()  # a stranger's file may agree with its checksum and still be nonsense
+            compare_file(self.path / name, facts, remedy(self.path), pause)
         return len(files) + 2
 
     @contextmanager
@@ -305,7 +339,7 @@ class IndexFolder(Catalog):
         with alone_in(self.path):
             facts = read_facts(self.path)
             if facts != self.facts:
-                self._take(facts)
+                self._take(facts, self)
             named = self._files()
             for entry in self.path.iterdir():
                 if OURS.fullmatch(entry.name) and entry.name not in named:
@@ -324,7 +358,7 @@ class IndexFolder(Catalog):
             sync(self.path)  # the files first, then the list that names them
             write_facts(self.path, facts)
         before = self._files()
-        self._take(facts)
+        self._take(facts, self)
         for name in before.keys() - self._files():
             (self.path / name).unlink()
 
@@ -339,10 +373,8 @@ class IndexFolder(Catalog):
         files = {"blocks.npy": self._save(f"{name}.blocks.npy", part.blocks)}
         if part.second is not None:
             files["second.npy"] = self._save(f"{name}.second.npy", part.second)
-        place, sums = (self.path / f"{name}.items.{kind}" for kind in ("arrow", "sums"))
-        write_items(place, items)
-        write_sums(sums, place)
-        files |= {"items.arrow": describe_file(place), "items.sums": describe_file(sums)}
+        of_items, batches = self._save_items(name, items)
+        files |= of_items
         if not isinstance(ids, int):
             files |= {kind: self._save(f"{name}.{kind}", ids) for kind in ("ids.npy", "ids.npy.copy")}
         if self.facts["radius_tables"]:
@@ -350,7 +382,14 @@ class IndexFolder(Catalog):
         tried = {"tree": self._save_tree(name, part, files)} if can_build(part) else {}
         first_id = ids if isinstance(ids, int) else None
         found = tried | {"name": name, "n": len(codes), "first_id": first_id, "files": files}
-        return found | {"batches": find_batches(place)}
+        return found | {"batches": batches}
+
+    def _save_items(self, name: str, items: pa.Table) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """What index.json says of the files of the items, and where the items are in them."""
+        place, sums = (self.path / f"{name}.items.{kind}" for kind in ("arrow", "sums"))
+        write_items(place, items)
+        write_sums(sums, place)
+        return {"items.arrow": describe_file(place), "items.sums": describe_file(sums)}, find_batches(place)
 
     def _save_tables(self, name: str, part: Part) -> dict[str, Any]:
         require_room(self.path, table_bytes(len(part), self.n_bits), "the radius tables")
@@ -407,14 +446,20 @@ class IndexFolder(Catalog):
             other &= [path not in held for path in paths.to_pylist()]
         return other | np.isin(keys, removed)
 
-    def _take(self, facts: dict[str, Any]) -> None:
+    def _take(self, facts: dict[str, Any], before: Catalog | None = None) -> None:
         """Be the index that these facts describe."""
+        known = {}
+        if isinstance(before, IndexFolder) and before.damage is None:
+            known = {part["name"]: (part, own) for part, own in zip(before.facts["parts"], before.parts, strict=True)}
         self.facts, self.n_bits, self.model = facts, facts["n_bits"], facts["model"]
         self.second_bits = facts.get("second_bits", 0)
         for name in ("_known_keys", "_removed_keys"):
             self.__dict__.pop(name, None)
         removed = self._load_numbered("removed")
-        parts = [self._map_part(part, removed) for part in self.facts["parts"]]
+        parts = []
+        for part in self.facts["parts"]:
+            same, own = known.get(part["name"], (None, None))
+            parts.append(own.with_removed(removed) if own and same == part else self._map_part(part, removed))
         if any(int(after.ids(np.zeros(1, np.int64))[0]) <= before.last_id for before, after in pairwise(parts)):
             raise damaged(self.path / "index.json", "its parts have ids in common", remedy(self.path))
         self._use(parts)

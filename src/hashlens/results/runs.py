@@ -14,7 +14,6 @@ RUN/
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -43,6 +42,7 @@ from hashlens.results.published import NOT_COMPARABLE, published
 from hashlens.results.report import write_report
 from hashlens.results.retrieval import Neighbours, nearest, retrieval_figure
 from hashlens.results.tables import length_name, map_text, split_text
+from hashlens.schema import conform, parse_json
 
 if TYPE_CHECKING:
     from hashlens.hashers.base import Hasher
@@ -181,7 +181,7 @@ def _run_split(
     """The scores of one more split, kept in FOLDER.json: a run that is resumed does not train it again."""
     kept = folder.with_name(f"{folder.name}.json")
     try:
-        saved = json.loads(kept.read_text(encoding="utf-8"))
+        saved = parse_json(kept.read_bytes())
         if saved["protocol"] == protocol_facts(protocol):
             return saved
     except (OSError, ValueError, KeyError, TypeError):
@@ -296,7 +296,7 @@ def headline(result: dict[str, Any]) -> str:
 def load_config(out: Path) -> dict[str, Any]:
     """What a run was asked for."""
     try:
-        config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+        config = parse_json((out / "config.json").read_bytes())
         if config.keys() >= {"source", "protocol", "seed", "method", "params"}:
             return config
     except (OSError, ValueError, AttributeError):
@@ -309,7 +309,9 @@ def load_config(out: Path) -> dict[str, Any]:
 
 def load_result(out: Path) -> dict[str, Any]:
     try:
-        return json.loads((out / "result.json").read_text(encoding="utf-8"))
+        result = conform(parse_json((out / "result.json").read_bytes()), dict)
+        conform(result.get("map", ""), (None, int, float), "map")
+        return result
     except FileNotFoundError as error:
         raise UsageError(f"{out} has no result yet; finish it with: hashlens train --resume {quoted(out)}") from error
     except ValueError as error:
