@@ -147,8 +147,8 @@ def test_choices_left_to_us(rng):
 
 def test_bfloat16_is_for_training_only(tiny, tmp_path):
     X, y = tiny
-    rough = DTSH(6, **SMALL | {"training": Training(epochs=2, batch_size=8, precision="bfloat16")}).fit(X, y)
-    exact = DTSH(6, **SMALL | {"training": Training(epochs=2, batch_size=8, precision="float32")}).fit(X, y)
+    rough = DTSH(6, long_bits=0, **SMALL | {"training": Training(epochs=2, batch_size=8, precision="bfloat16")}).fit(X, y)
+    exact = DTSH(6, long_bits=0, **SMALL | {"training": Training(epochs=2, batch_size=8, precision="float32")}).fit(X, y)
     assert all(weights.dtype == torch.float32 for weights in rough.network_.parameters())
     assert rough.history_[0]["loss"] == pytest.approx(exact.history_[0]["loss"], rel=0.05)
     assert rough.history_[0]["loss"] != exact.history_[0]["loss"]
@@ -333,8 +333,9 @@ def test_loading_leaves_the_random_state(model):
 def test_mirror_is_the_mean_of_an_image_and_its_mirror_image(rng):
     images = rng.integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
     y = np.arange(40) % 2
-    plain = DTSH(8, backbone="small-cnn", training=Training(epochs=1, batch_size=20)).fit(images, y)
-    both = DTSH(8, backbone="small-cnn", training=Training(epochs=1, batch_size=20, mirror=True)).fit(images, y)
+    how = {"backbone": "small-cnn", "long_bits": 0}  # a long code ends in the code of a class, mirrored or not
+    plain = DTSH(8, **how, training=Training(epochs=1, batch_size=20)).fit(images, y)
+    both = DTSH(8, **how, training=Training(epochs=1, batch_size=20, mirror=True)).fit(images, y)
     flipped = images[:, :, ::-1].copy()
     expected = (plain.project(images) + plain.project(flipped)) / 2
     np.testing.assert_allclose(both.project(images), expected, atol=1e-6)
@@ -365,7 +366,7 @@ def test_codes_are_the_same_on_every_cpu(images, tmp_path, rng):
     models = {
         "images": DTSH(12, **LITE).fit(X, y),
         "features": DTSH(12, training=ONE_EPOCH).fit(features, y),
-        "eager": DTSH(12, backbone=own, image_size=32, training=ONE_EPOCH).fit(X, y),
+        "eager": DTSH(12, long_bits=0, backbone=own, image_size=32, training=ONE_EPOCH).fit(X, y),
     }
     given = {"images": X, "features": features, "eager": X}
     for name, data in given.items():

@@ -153,7 +153,7 @@ class DTSH(DeepHasher):
             return DTSHTripletLoss(self.n_bits, *labels, self.alpha, self.lambda_, self.random_state)
         sampling = self._sampling_for(labels)
         if sampling == "class-codes":
-            n_bits = self.long_bits_ or self.n_bits
+            n_bits = getattr(self, "long_bits_", 0) or self.n_bits  # the loss can be asked for before fitting
             alpha = None if self.alpha is None else self.alpha * n_bits / self.n_bits  # the same share of the bits
             return DTSHClassLoss(n_bits, np.zeros((labels.n_classes, n_bits)), alpha, self.lambda_)
         if sampling == "in-batch":
