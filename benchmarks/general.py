@@ -7,13 +7,13 @@
 DATA is a folder with birds100, grocery81, voc2007, mirflickr25k and, to choose, fashion-mnist, unpacked.
 
 The network is EfficientNet-Lite0 in 8 bits: activations have 8, weights 7, so that sums of two products fit in 16 bits
-and CPUs with and without VNNI compute the same integers. Pooled outputs are sums of integers too, exact in float32; the
-features x are the square roots of their shares of the total, so that a few strong outputs do not decide alone. The
-projection compares images partly as the network's own ImageNet classifier does: with W its weights, the distance of two
-images is that of their (W^T W)^(POWER / 2) x. The principal directions of these over unlabelled photos, rotated at
-random, twice, are the bits.
+and CPUs with and without VNNI compute the same integers. Weights are rounded one after the other, and each error is
+made up for by those that follow (Frantar et al., GPTQ, ICLR 2023). Pooled outputs are sums of integers too, exact in
+float32; the features x are the square roots of their shares of the total, so that a few strong outputs do not decide
+alone. Their principal directions over unlabelled photos, rotated at random, several times, are the bits. (With a POWER,
+images are compared partly as the network's own ImageNet classifier does: with W its weights, by (W^T W)^(POWER / 2) x.)
 
-Photos: MIRFLICKR-25K numbers 1 to 10,000 calibrate the network and make the projection; on 10,001 to 12,500, CIFAR-10
+Photos: MIRFLICKR-25K numbers 1 to 10,000 calibrate the network and make the projection; on 10,001 to 20,000, CIFAR-10
 and Fashion-MNIST settings are chosen. No other image has a part in the model; 20,001 to 25,000, birds100, grocery81 and
 voc2007 are for `measure`.
 """
@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 import hashlens
 from hashlens import Codes, HammingIndex, Labels, open_source
@@ -42,14 +43,17 @@ from hashlens.codes.model import CONFIG, EXPORTED, GENERAL, ModelFolder
 from hashlens.data.images import Images, as_images
 from hashlens.data.labels import relevant
 from hashlens.features.extractor import Extractor, one_core_session
-from hashlens.hashers.shallow.itq import quantising_rotation
+from hashlens.files import cache_dir, replacing
 from hashlens.hashers.shallow.spectral import principal_directions, random_rotation
 from hashlens.machine import blocks, machine, versions
 
 NETWORK = "efficientnet-lite0"
-SIZE, N_BITS, N_DIRECTIONS, POWER = 224, 1024, 512, 0.5
-FIT, CHOICE, REPORTED = range(1, 10_001), range(10_001, 12_501), range(20_001, 25_001)  # numbers of MIRFLICKR images
-CALIBRATED = 256  # images of FIT
+SIZE, N_BITS, N_DIRECTIONS, POWER = 224, 1536, 512, 0
+FIT, CHOICE, MORE, REPORTED = range(1, 10_001), range(10_001, 12_501), range(12_501, 20_001), range(20_001, 25_001)
+RARE = {"baby", "bird", "car", "dog", "food", "lake", "river", "sea"}  # labels of few images of MIRFLICKR
+CALIBRATED, ROUNDED_BY = 256, 64  # images of FIT that ranges are found on, and by which weights are rounded
+MOST, DAMPING = 64, 0.01  # whole steps of a weight; added to a covariance, of its mean variance
+PIXELS = 1_600  # of eight images, for a covariance
 NEAREST = 8
 RESULTS = Path(__file__).parent / "results"
 
@@ -89,7 +93,7 @@ def network(size: int) -> Any:
 def quantised(size: int, images: Images) -> Any:
     """The network in 8 bits, whose outputs (n, 1280) are square roots of shares of all activations."""
     import onnx
-    from onnx import helper, numpy_helper
+    from onnx import numpy_helper
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
@@ -106,11 +110,12 @@ def quantised(size: int, images: Images) -> Any:
     constants = {one.name: numpy_helper.to_array(one) for one in whole.graph.initializer}
     scale = np.float32(constants[nodes["Mul"].input[1]].item())
     zero = np.uint8(round(-constants[nodes["Add"].input[1]].item() / scale))  # of a pixel; off by 0.01
+    whole_bytes = {"quant_type": QuantType.QInt8, "symmetric": True, "reduce_range": False}
     # the sums of products of depthwise layers are not computed in pairs, so their weights may have all 8 bits
-    depthwise = {
-        node.input[1]: [{"axis": 0, "quant_type": QuantType.QInt8, "symmetric": True, "reduce_range": False}]
-        for node in whole.graph.node
-        if node.op_type == "Conv" and helper.get_node_attr_value(node, "group") > 1
+    depthwise = {node.input[1]: [{"axis": 0, **whole_bytes}] for node in convolutions(whole) if groups_of(node) > 1}
+    pointwise = {
+        name: [{"axis": 0, **whole_bytes, "rmin": -127 * scale, "rmax": 127 * scale} for scale in scales]
+        for name, scales in round_weights(whole, images[:ROUNDED_BY]).items()
     }
     exact = {pixels: [{"quant_type": QuantType.QUInt8, "scale": np.array(scale), "zero_point": np.array(zero)}]}
     with tempfile.TemporaryDirectory() as folder:
@@ -119,10 +124,73 @@ def quantised(size: int, images: Images) -> Any:
         quantize_static(
             before, after, Reader(), activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, per_channel=True,
             reduce_range=True, op_types_to_quantize=["Conv", "Add", "Clip"],
-            extra_options={"TensorQuantOverrides": exact | depthwise},
+            extra_options={"TensorQuantOverrides": exact | depthwise | pointwise},
         )  # fmt: skip
         model = onnx.load(after)
     return _integers_at_both_ends(model, pixels)
+
+
+def convolutions(model: Any) -> list[Any]:
+    return [node for node in model.graph.node if node.op_type == "Conv"]
+
+
+def groups_of(node: Any) -> int:
+    from onnx import helper
+
+    return int(helper.get_node_attr_value(node, "group"))
+
+
+def round_weights(model: Any, images: Images) -> dict[str, np.ndarray]:
+    """Put the weights of all 1 x 1 layers on a grid of 7 bits; the steps (n_outputs,) float32 of each by its name."""
+    from onnx import numpy_helper
+
+    constants = {one.name: one for one in model.graph.initializer}
+    layers = [node for node in convolutions(model) if list(constants[node.input[1]].dims)[2:] == [1, 1]]
+    found = {}
+    for node, (mean, covariance) in zip(
+        layers, moments(model, [node.input[0] for node in layers], images), strict=True
+    ):
+        weights, bias = (constants[name] for name in node.input[1:])
+        W = numpy_helper.to_array(weights)[:, :, 0, 0].astype(np.float64)
+        steps = (np.abs(W).max(1) / MOST).astype(np.float32)
+        R = rounded(W, covariance, steps)
+        b = numpy_helper.to_array(bias) + (W - R) @ mean  # outputs keep their means
+        for constant, value in ((weights, R[:, :, None, None]), (bias, b)):
+            constant.CopyFrom(numpy_helper.from_array(value.astype(np.float32), constant.name))
+        found[weights.name] = steps
+    return found
+
+
+def moments(model: Any, names: list[str], images: Images) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Mean (k,) and covariance (k, k) of each named tensor over pixels of some images."""
+    import onnx
+    import onnxruntime
+
+    whole = onnx.ModelProto.FromString(model.SerializeToString())
+    whole.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names)
+    size = whole.graph.input[0].type.tensor_type.shape.dim[1].dim_value
+    session = onnxruntime.InferenceSession(whole.SerializeToString(), providers=["CPUExecutionProvider"])
+    rng, sums = np.random.default_rng(0), [[0.0, 0.0, 0.0] for _ in names]
+    for rows in blocks(len(images), 8):
+        maps = session.run(names, {"input": images.read(np.arange(rows.start, rows.stop), size)})
+        for found, total in zip(maps, sums, strict=True):
+            x = np.moveaxis(found, 1, 3).reshape(-1, found.shape[1])
+            x = rng.permutation(x)[:PIXELS].astype(np.float64)
+            total[:] = total[0] + len(x), total[1] + x.sum(0), total[2] + x.T @ x
+    return [(mean := first / n, second / n - np.outer(mean, mean)) for n, first, second in sums]
+
+
+def rounded(W: np.ndarray, covariance: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """W (n_outputs, k) in whole steps of each output; the error of a weight is made up for by those after it."""
+    order = np.argsort(-np.diag(covariance))  # the inputs that vary most come first
+    left, C = W[:, order].copy(), covariance[np.ix_(order, order)]
+    C += DAMPING * np.diag(C).mean() * np.eye(len(C))
+    U = np.linalg.cholesky(np.linalg.inv(C)).T
+    R = np.empty_like(W)
+    for k, column in enumerate(order):
+        R[:, column] = np.clip(np.round(left[:, k] / steps), -MOST, MOST) * steps
+        left[:, k + 1 :] -= np.outer((left[:, k] - R[:, column]) / U[k, k], U[k, k + 1 :])
+    return R
 
 
 def _integers_at_both_ends(model: Any, pixels: str) -> Any:
@@ -173,13 +241,17 @@ def runnable(graph: Any, size: int) -> Extractor:
     return Extractor(lambda: one_core_session(graph.SerializeToString()), size, lambda: "")
 
 
-def outputs(graph: Any, images: Images, size: int) -> np.ndarray:
-    """What a graph gives for all images."""
-    found = runnable(graph, size)
-    step = found.batch
-    return np.concatenate(
-        [found(images.read(np.arange(i, min(i + step, len(images))), size)) for i in range(0, len(images), step)]
-    )
+def outputs(graph: Any, images: Images, size: int, name: str) -> np.ndarray:
+    """What a graph gives for all images; kept in the cache by their name, so that a stopped call resumes."""
+    key = hashlib.sha256(graph.SerializeToString()).hexdigest()[:16]
+    place = cache_dir() / "benchmark-general" / f"{key}-{name}-{len(images)}-{size}.npy"
+    if not place.exists():
+        found = runnable(graph, size)
+        step = found.batch
+        rows = [np.arange(i, min(i + step, len(images))) for i in range(0, len(images), step)]
+        with replacing(place) as temporary, temporary.open("wb") as file:
+            np.save(file, np.concatenate([found(images.read(some, size)) for some in rows]))
+    return np.asarray(np.load(place))
 
 
 def projection(
@@ -187,15 +259,12 @@ def projection(
     n_bits: int = N_BITS,
     n_directions: int = N_DIRECTIONS,
     power: float = POWER,
-    rotation: str = "random",
 ) -> np.ndarray:
     """(1280, n_bits): from centred features to relaxed codes, by as many rotations of the directions as are needed."""
     scales, vectors = classifier()
     A = vectors.T * scales**power if power else np.eye(features.shape[1])
     X = (features - features.mean(0)) @ A
     directions = principal_directions(X, n_directions)
-    if rotation == "itq":
-        return A @ directions @ quantising_rotation(X @ directions, 50, 0)
     rng = np.random.default_rng(0)
     rotations = [random_rotation(n_directions, rng) for _ in range(-(-n_bits // n_directions))]
     return A @ directions @ np.concatenate(rotations, axis=1)[:, :n_bits]
@@ -203,8 +272,8 @@ def projection(
 
 def make(data: Path) -> None:
     fit, _ = flickr(data, FIT)
-    graph = quantised(SIZE, fit[:: len(fit) // CALIBRATED])
-    features = outputs(graph, fit, SIZE)
+    graph = quantised(SIZE, _calibrating(fit))
+    features = outputs(graph, fit, SIZE, "fit")
     P = projection(features)
     append_projection(graph.graph, features.mean(0), P / np.abs(P).max(), np.float16)
     content = graph.SerializeToString()
@@ -254,65 +323,77 @@ def by_code(codes: Codes) -> np.ndarray:
 
 def choose(data: Path) -> None:
     fit, _ = flickr(data, FIT)
-    fit = fit[::2]
-    held, labels = flickr(data, CHOICE)
-    sets = {"mirflickr": (held[:1_000], labels[np.arange(1_000)]), **other_domains(data)}
+    sets = sets_to_choose_on(data)
     tries: list[dict[str, Any]] = []
 
     def note(scores: dict[str, float], **how: Any) -> None:
-        facts = {name: round(score, 4) for name, score in scores.items()}
-        if len(scores) == len(sets):
-            facts["mean_ratio"] = round(float(np.mean([scores[name] / exact[name] for name in sets])), 4)
-        tries.append(how | facts)
+        ratios = [scores[name] / exact[name] for name in sets]
+        facts = {"mean_ratio": round(float(np.mean(ratios)), 4), "least_ratio": round(float(min(ratios)), 4)}
+        tries.append(how | {name: round(score, 4) for name, score in scores.items()} | facts)
         print(tries[-1], flush=True)
 
-    for size in (112, 136, 160, 192):
-        images, labels = sets["mirflickr"]
-        note({"mirflickr": precision(by_cosine(outputs(network(size), images, size)), labels)}, what="float", size=size)
     floats = network(SIZE)
-    exact = {name: precision(by_cosine(outputs(floats, images, SIZE)), own) for name, (images, own) in sets.items()}
-    note(exact, what="float", size=SIZE)
-    graph = quantised(SIZE, fit[:: len(fit) // CALIBRATED])
-    images_of = {"fit": fit} | {name: images for name, (images, _) in sets.items()}
-    roots = {name: outputs(graph, images, SIZE) for name, images in images_of.items()}
-    centred: dict[str, dict[str, np.ndarray]] = {}
-    for kind, features in (("shares", {name: found**2 for name, found in roots.items()}), ("roots", roots)):
-        centred[kind] = {name: found - features["fit"].mean(0) for name, found in features.items()}
-        for which, found in ((False, features), (True, centred[kind])):
-            scores = {name: precision(by_cosine(found[name]), own) for name, (_, own) in sets.items()}
-            note(scores, what="8 bits", size=SIZE, features=kind, centred=which)
-    ways = [("shares", 256, 256, power, "itq") for power in (0, 1)]
-    ways += [("shares", n, d, POWER, "random") for n, d in ((256, 256), (512, 512), (1024, 512))]
-    ways += [
-        ("roots", n, d, power, "random")
-        for power in (0, 0.5)
-        for n, d in ((128, 128), (256, 256), (512, 256), (512, 512), (1024, 256), (1024, 512))
-    ]
-    ways += [("roots", 1024, 512, power, "random") for power in (0.25, 0.75)]
-    for kind, n_bits, n_directions, power, rotation in ways:
-        P = projection(centred[kind]["fit"], n_bits, n_directions, power, rotation)
-        relaxed = {name: centred[kind][name] @ P for name in sets}
-        how = {"features": kind, "n_directions": n_directions, "power": power, "rotation": rotation}
-        if n_bits == n_directions:  # a rotation of the projected features keeps their angles
-            scores = {name: precision(by_cosine(relaxed[name]), own) for name, (_, own) in sets.items()}
-            note(scores, what="projected", **how)
-        scores = {name: precision(by_code(Codes.from_relaxed(relaxed[name])), own) for name, (_, own) in sets.items()}
-        note(scores, what="bits", n_bits=n_bits, **how)
+    exact = {name: _by_features(outputs(floats, images, SIZE, name), own) for name, (images, own) in sets.items()}
+    note(exact, what="float")
+    graph = quantised(SIZE, _calibrating(fit))
+    roots = {name: outputs(graph, images, SIZE, name) for name, (images, _) in sets.items()}
+    scores = {name: _by_features(roots[name] ** 2, own) for name, (_, own) in sets.items()}
+    note(scores, what="8 bits", features="shares")
+    mean = (features := outputs(graph, fit, SIZE, "fit")).mean(0)
+    scores = {name: _by_features(roots[name] - mean, own) for name, (_, own) in sets.items()}
+    note(scores, what="8 bits", features="roots, centred")
+    for n_bits, n_directions in ((128, 128), (256, 256), (512, 512), (1024, 512), (1536, 512), (1536, 768)):
+        for power in (0, 0.25, 0.5):
+            P = projection(features, n_bits, n_directions, power)
+            relaxed = {name: (roots[name] - mean) @ P for name in sets}
+            scores = {name: precision(by_code(Codes.from_relaxed(relaxed[name])), sets[name][1]) for name in sets}
+            note(scores, what="bits", n_bits=n_bits, n_directions=n_directions, power=power)
     facts = {
         "precision_at_8": {name: f"{len(images):,} images" for name, (images, _) in sets.items()},
         "history": "A first model, chosen on MIRFLICKR alone (160 pixels, 256 bits, power 1, ITQ), had 0.74 of the"
-        " precision of floats on birds100, one of the sets that are reported. After that the other two domains were"
-        " added here; all settings are chosen on these three sets.",
+        " precision of floats on birds100, one of the sets that are reported; a second one, chosen on MIRFLICKR,"
+        " CIFAR-10 and Fashion-MNIST (224 pixels, 1,024 bits, power 0.5), 0.94. After that, sets on which float cosine"
+        " similarity is right less often were added here (rare labels, crops), and weights are rounded with errors made"
+        " up for. No setting was tried on a set that is reported.",
+        "rule": "the highest least_ratio of at most 8 MB, as no set is to lose more than 0.02",
     }
-    chosen = {
-        "size": SIZE,
-        "features": "roots",
-        "n_bits": N_BITS,
-        "n_directions": N_DIRECTIONS,
-        "power": POWER,
-        "rotation": "random",
-    }
+    chosen = {"size": SIZE, "n_bits": N_BITS, "n_directions": N_DIRECTIONS, "power": POWER}
     _write(RESULTS / "tuning" / "general.json", facts | {"tries": tries, "chosen": chosen})
+
+
+def _by_features(features: np.ndarray, labels: Labels) -> float:
+    return precision(by_cosine(features), labels)
+
+
+def _calibrating(fit: Images) -> Images:
+    return fit[:: len(fit) // CALIBRATED]
+
+
+def sets_to_choose_on(data: Path) -> dict[str, tuple[Images, Labels]]:
+    """Images in no reported table: photos by common and by rare labels, crops of photos, other domains."""
+    held, labels = flickr(data, CHOICE)
+    more, their = flickr(data, MORE)
+    rare = [[name for name in names if name in RARE] for names in their.sets()]
+    rows = [row for row, names in enumerate(rare) if names][:1_500]
+    return {
+        "mirflickr": (held[:1_000], labels[np.arange(1_000)]),
+        "rare": (more[rows], Labels.of_sets([rare[row] for row in rows])),
+        "crops": crops_of(held[1_300:1_450].read(np.arange(150), SIZE)),
+        **other_domains(data),
+    }
+
+
+def crops_of(photos: np.ndarray, n: int = NEAREST + 1) -> tuple[Images, Labels]:
+    """n small parts of each photo, half of them mirrored: those of one photo belong together."""
+    rng, found = np.random.default_rng(6), []
+    for photo in photos:
+        for _ in range(n):
+            side = int(SIZE * rng.uniform(0.3, 0.5))
+            x, y = rng.integers(0, SIZE - side, 2)
+            part = photo[y : y + side, x : x + side]
+            part = part[:, ::-1] if rng.random() < 0.5 else part
+            found.append(np.asarray(Image.fromarray(part).resize((SIZE, SIZE), Image.Resampling.BICUBIC)))
+    return as_images(np.stack(found)), Labels.of(np.repeat(np.arange(len(photos)), n))
 
 
 def other_domains(data: Path) -> dict[str, tuple[Images, Labels]]:
@@ -339,7 +420,7 @@ def measure(data: Path) -> None:
     facts = {"model": encoder.model, "size": encoder.size, "n_bits": encoder.n_bits}
     result = facts | {"speed": speed(sets["birds100"][0], encoder, floats)}
     for name, (images, labels) in sets.items():
-        exact = precision(by_cosine(outputs(floats, images, SIZE)), labels)
+        exact = precision(by_cosine(outputs(floats, images, SIZE, name)), labels)
         ours = precision(by_code(encoder.codes(images)), labels)
         rows[name] = {"n": len(images), "float_cosine": exact, "general": ours, "ratio": ours / exact}
         print(name, rows[name], flush=True)

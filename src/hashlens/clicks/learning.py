@@ -2,8 +2,9 @@
 
 With u' = u A, theta_ij = tanh(u'_i) . tanh(u'_j) / 2 and T = theta_qp - theta_qn - alpha, minimises the mean of DTSH's
 log(1 + exp(-T)) over the triplets (query, more, less) plus mu / 2 times the mean change ||u' - u||^2 over the images of
-the index: where clicks say nothing, the geometry stays as it was. The second term makes A = I + W B with W = C^(-1/2),
-C the second moments of u, and ||B||^2 in its place. numpy is enough: A has n_bits^2 entries.
+the index: where clicks say nothing, the geometry stays as it was. The second term makes A = I + W B with W W^T = 1 / C,
+C the second moments of u, and ||B||^2 in its place. Only the part of B that the clicked images reach ever differs from
+0: B = Q N, with Q an orthonormal basis of their u W, and N is what is learned.
 """
 
 from __future__ import annotations
@@ -30,25 +31,27 @@ def learn(u: np.ndarray, triplets: np.ndarray, *, margin: float = MARGIN, mu: fl
     sample = u[:: -(-len(u) // SAMPLE)].astype(np.float64)
     scale = 1 / max(np.abs(sample).mean(), 1e-12)  # a usual output is -1 or 1
     sample *= scale
-    values, vectors = np.linalg.eigh(sample.T @ sample / len(sample))
-    W = vectors / np.sqrt(np.maximum(values, 0) + RIDGE * max(values.mean(), 1e-12))
+    C = sample.T @ sample / len(sample)
+    C += RIDGE * max(np.diag(C).mean(), 1e-12) * np.eye(n_bits)
+    root = np.linalg.cholesky(C)  # W is its inverse, transposed
     rows, places = np.unique(triplets, return_inverse=True)
     query, more, less = places.reshape(-1, 3).T
     z = u[rows].astype(np.float64) * scale
-    zW = z @ W
+    Q, R = np.linalg.qr(np.linalg.solve(root, z.T))
 
-    def loss(B: np.ndarray) -> tuple[float, np.ndarray]:
-        y = np.tanh(z + zW @ B)
+    def loss(N: np.ndarray) -> tuple[float, np.ndarray]:
+        y = np.tanh(z + R.T @ N)
         apart = y[more] - y[less]
         gap = (y[query] * apart).sum(1) / 2 - margin * n_bits
         slope = -np.exp(-np.logaddexp(0, gap))[:, None] / (2 * len(gap))  # of softplus(-gap), its mean, and theta
         dy = np.zeros_like(y)
         for role, part in ((query, apart), (more, y[query]), (less, -y[query])):
             np.add.at(dy, role, slope * part)
-        value = np.logaddexp(0, -gap).mean() + mu / 2 * (B * B).sum()
-        return float(value), zW.T @ (dy * (1 - y * y)) + mu * B
+        value = np.logaddexp(0, -gap).mean() + mu / 2 * (N * N).sum()
+        return float(value), R @ (dy * (1 - y * y)) + mu * N
 
-    return np.eye(n_bits) + W @ _minimum(loss, np.zeros((n_bits, n_bits)), 1 / mu)
+    N = _minimum(loss, np.zeros((Q.shape[1], n_bits)), 1 / mu)
+    return np.eye(n_bits) + np.linalg.solve(root.T, Q) @ N
 
 
 def _minimum(loss: Callable[[np.ndarray], tuple[float, np.ndarray]], start: np.ndarray, step: float) -> np.ndarray:
