@@ -44,7 +44,7 @@ def build(
 
     folders = open_together(codes)
     if (out / "index.json").exists():
-        index = _open(out)
+        index = _open(out, to_add=True)
         if radius_tables:
             index.set_radius_tables(True)
     else:
@@ -65,7 +65,7 @@ def add(
     """Add codes to an index; images that it already has (same path and code) or that were removed are skipped."""
     from hashlens.codes.folder import open_together
 
-    _add(_open(index), open_together(codes), again, Progress(quiet), as_json)
+    _add(_open(index, to_add=True), open_together(codes), again, Progress(quiet), as_json)
 
 
 def _add(index: IndexFolder, folders: list[CodesFolder], again: bool, progress: Progress, as_json: bool) -> None:
@@ -78,8 +78,9 @@ def _add(index: IndexFolder, folders: list[CodesFolder], again: bool, progress: 
     with progress.bar("codes", sum(shard.n for shard in shards)) as advance:
         for shard in shards:
             codes_of, items = shard.load()
-            added += len(index.add(codes_of, items, only_new=True, again=again))
+            added += len(index.add(codes_of, items, only_new=True, again=again, trees=False))
             advance(shard.n)
+    index.build_trees()
     known = sum(shard.n for shard in shards) - added
     others = f", {known:,} were already there or removed" if known else ""
     show(
@@ -203,10 +204,10 @@ def repair_(
     show(found, as_json, sentence, lost, second, f"next     hashlens index verify {quoted(index)}")
 
 
-def _open(path: Path) -> IndexFolder:
+def _open(path: Path, *, to_add: bool = False) -> IndexFolder:
     from hashlens.index.folder import IndexFolder
 
-    return IndexFolder.open(path)
+    return IndexFolder.open(path, to_add=to_add)
 
 
 def _show(folder: IndexFolder, as_json: bool, sentence: str, **facts: Any) -> None:

@@ -51,3 +51,7 @@ def readable(n_bytes: float) -> str:
             return f"{n_bytes:.0f} {unit}" if n_bytes >= 100 or unit == "B" else f"{n_bytes:.1f} {unit}"
         n_bytes /= 1000
     return f"{n_bytes:,.1f} TB"
+
+
+def fitted(rows): return {}
+def folder_at(*a): return {}

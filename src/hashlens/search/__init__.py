@@ -104,7 +104,8 @@ class Searcher:
 
     def _load(self) -> None:
         try:
-            index = IndexFolder.open(self.index.path)
+            assert isinstance(self.index, IndexFolder)  # no other kind changes
+            index = IndexFolder.open(self.index.path, before=self.index)
             if index.model["fingerprint"] != self.index.model["fingerprint"]:  # another one was promoted
                 try:
                     self.encoder = None if self.encoder is None else find_encoder(index)
