@@ -176,7 +176,8 @@ def measure(scratch: Path) -> dict[str, Any]:
     index._views = {}
     scanned = index.search(queries[:5], K)
     assert np.array_equal(scanned[0], distances) and np.array_equal(scanned[1], near), "the tree answers otherwise"
-    found |= {"scan": min(best(lambda row=row: index.search(queries[row], K)) for row in range(3))}
+    far = Codes(np.random.default_rng(0).integers(0, 256, (5, N_BITS // 8), np.uint8), N_BITS)  # near none of them
+    found |= {"scan": best(lambda: [index.search(far[row], K) for row in range(len(far))]) / len(far)}
     found |= {"memory_scanned": memory()}
     adding = IndexFolder.open(path, to_add=True)
     codes, items = images.shard(0, SHARD)
@@ -184,6 +185,9 @@ def measure(scratch: Path) -> dict[str, Any]:
     found |= {"open_to_add": timed(lambda: IndexFolder.open(path, to_add=True))}
     found |= {"known_1000": timed(lambda: adding.add(*some, only_new=True, trees=False))}
     assert len(adding) == len(index)
+    keys = np.random.default_rng(0).integers(-(2**62), 2**62, SHARD)  # of a shard of new images
+    adding._is_new(keys, False)
+    found |= {"new_keys": best(lambda: adding._is_new(keys, False))}
     return found
 
 
@@ -208,7 +212,8 @@ def main() -> None:
         if len(index) > n or (len(index) == n and str(n) in sizes):
             continue
         if n == max(SIZES) and "predicted" not in result:  # before it is known
-            result["predicted"] = folder_at(n, N_BITS, 0, fitted(list(sizes.values())))
+            constants = fitted(list(sizes.values()))
+            result["predicted"] = folder_at(n, N_BITS, 0, constants) | {"constants": constants}
             write_json(FILE, result)
         grow(index, images, n, clock)
         command = [sys.executable, "-m", "benchmarks.big", str(asked.scratch), "--measure"]

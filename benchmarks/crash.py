@@ -33,7 +33,7 @@ from hashlens.hashers.methods import make_hasher
 from hashlens.index.folder import IndexFolder
 
 N_IMAGES = 300
-N_CODES, N_SHARDS = 5_000, 30  # a shard, and shards to add
+N_CODES, N_SHARDS = 2_000, 30  # a shard, and shards to add; joined ones are still too small for a tree
 MODEL = {"fingerprint": "0" * 64, "name": "crash"}
 
 

@@ -130,7 +130,7 @@ class CheckedFile:
         if self._blocks is None:
             self.whole()
         assert self._blocks is not None
-        for number in numbers[~self._good[numbers]].tolist():
+        for number in np.unique(numbers[~self._good[numbers]]).tolist():
             block = self.content[number * BLOCK : (number + 1) * BLOCK]
             if xxhash.xxh3_64_intdigest(block.data) != self._blocks[number]:
                 raise self.damaged(f"block {number} has changed since it was written")

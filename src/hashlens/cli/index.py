@@ -251,14 +251,15 @@ def copy(
 def plan_(
     n: Annotated[str, Option(help="Number of images, such as 1000000 or 1e9.")],
     bits: Annotated[int, Option(help="Length of the codes.")] = 48,
+    second_bits: Annotated[int, Option(help="Length of the second codes; 0: none.")] = 128,
     as_json: JSON = False,
 ) -> None:
-    """Show how much memory and disk an index of that size needs."""
+    """Show what an index of that size costs: memory, disk, time, machines, in the folder and in each engine."""
     from hashlens.index.plan import describe_plan, plan
 
     try:
         number = int(float(n))
     except (ValueError, OverflowError) as error:
         raise UsageError(f"--n must be a number such as 1000000 or 1e9, got {n}") from error
-    found = plan(number, bits)
+    found = plan(number, bits, second_bits)
     show(found, as_json, describe_plan(found))

@@ -48,7 +48,7 @@ from hashlens.errors import Busy, DataError, HashlensError
 from hashlens.files import alone_in, quoted, replacing, require_own, require_room, storage_errors, sync
 from hashlens.index.catalog import Catalog
 from hashlens.index.items import BATCH, MappedItems, find_batches, write_items, write_sums
-from hashlens.index.keys import Keys, first_of_each, image_keys, with_guides
+from hashlens.index.keys import Keys, arranged, image_keys
 from hashlens.index.memory import Part
 from hashlens.index.merging import FULL, parts_to_join
 from hashlens.index.radius import N_VALUES, Tables, n_pieces, table_bytes
@@ -429,7 +429,7 @@ class IndexFolder(Catalog):
         return found | {"batches": find_batches(place)}
 
     def _save_keys(self, name: str, keys: np.ndarray) -> dict[str, Any]:
-        files = {"keys.npy": self._save(f"{name}.keys.npy", with_guides(keys))}
+        files = {"keys.npy": self._save(f"{name}.keys.npy", arranged(keys))}
         write_sums(self.path / f"{name}.keys.sums", self.path / f"{name}.keys.npy")
         return files | {"keys.sums": describe_file(self.path / f"{name}.keys.sums")}
 
@@ -475,9 +475,10 @@ class IndexFolder(Catalog):
             n_known += self._keys[part["name"]].count(asked)
         removed = self._removed_keys if again else self._load_numbered("forgotten")
         n_removed = np.searchsorted(removed, asked, side="right") - np.searchsorted(removed, asked)
+        first = np.append(True, asked[1:] != asked[:-1])[: len(asked)]
         new = np.empty(len(keys), bool)
-        new[order] = n_known <= n_removed if again else n_known + n_removed == 0
-        return new & first_of_each(keys)
+        new[order] = first & (n_known <= n_removed if again else n_known + n_removed == 0)
+        return new
 
     def _make_keys(self) -> None:
         """Write the keys of parts that have none: those of an older version, or that nobody asked about before."""

@@ -106,7 +106,8 @@ class Writer:
         while True:
             try:
                 with self.searcher.loading:  # searches wait for it only once there is something new to load
-                    index = IndexFolder.open(self.searcher.index.path)
+                    now = self.searcher.index
+                    index = IndexFolder.open(now.path, before=now if isinstance(now, IndexFolder) else None)
                     if index.model["fingerprint"] != self.searcher.index.model["fingerprint"]:
                         raise MismatchError(f"{index.path} was rebuilt with another model; restart with that model")
                     result = change(index)
