@@ -213,7 +213,7 @@ def main() -> None:
             continue
         if n == max(SIZES) and "predicted" not in result:  # before it is known
             constants = fitted(list(sizes.values()))
-            result["predicted"] = folder_at(n, N_BITS, 0, constants) | {"constants": constants}
+            result["predicted"] = folder_at(n, N_BITS, 0, constants) | {"n": n, "constants": constants}
             write_json(FILE, result)
         grow(index, images, n, clock)
         command = [sys.executable, "-m", "benchmarks.big", str(asked.scratch), "--measure"]

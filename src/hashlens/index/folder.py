@@ -126,6 +126,8 @@ class IndexFolder(Catalog):
         self._parts = parts
 
     def __len__(self) -> int:
+        if self._parts is not None:
+            return self._n
         removed = self.facts["removed"]
         return sum(part["n"] for part in self.facts["parts"]) - (removed["n"] if removed else 0)
 

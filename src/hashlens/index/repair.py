@@ -58,7 +58,8 @@ def repair(
         if repaired:
             write_facts(path, facts)
     index = IndexFolder.open(path)
-    index.build_trees()
+    if repaired:
+        index.build_trees()
     index.verify()
     without = had_second and not index.second_bits
     return {"repaired": repaired, "lost": lost, "second_lost": without, "n": len(index), "index": str(path)}
