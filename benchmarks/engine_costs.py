@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 
 from hashlens.codes import Codes
+from hashlens.errors import StorageError
 from hashlens.files import write_json
 from hashlens.index.engines import BATCH, open_engine
 from hashlens.machine import blocks, machine
 
 FILE = Path(__file__).parent / "results" / "engines.json"
-N_BITS, QUERIES, K = 48, 20, 10
+N_BITS, QUERIES, K, PATIENCE = 48, 20, 10, 20
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -116,11 +117,19 @@ def timed(folder: Path, work: Callable[[], object]) -> dict[str, float]:
     return {"cpu": cpu(folder) - start[0], "wall": time.perf_counter() - start[1]}
 
 
+def patiently(work: Callable[[], Any]) -> Any:
+    """On a busy machine, a server is behind with what it was given."""
+    for _ in range(PATIENCE):
+        with suppress(StorageError):
+            return work()
+    return work()
+
+
 def measure(name: str, n: int, folder: Path) -> dict[str, Any]:
     packed = np.random.default_rng(0).integers(0, 256, (n, N_BITS // 8), np.uint8)
     queries = Codes(np.random.default_rng(1).integers(0, 256, (QUERIES, N_BITS // 8), np.uint8), N_BITS)
     with SERVERS[name](folder) as where:
-        index = open_engine(name, N_BITS, where)
+        index = patiently(lambda: open_engine(name, N_BITS, where))
         before = {"memory": memory(folder), "disk": disk(folder)}
 
         def insert() -> None:
@@ -130,7 +139,7 @@ def measure(name: str, n: int, folder: Path) -> dict[str, Any]:
 
         found: dict[str, Any] = {"n": n, "insert": timed(folder, insert)}
         assert len(index) == n
-        index.search(queries[0], K)
+        patiently(lambda: index.search(queries, K))
 
         def ask() -> None:
             for row in range(QUERIES):
