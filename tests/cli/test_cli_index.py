@@ -95,7 +95,7 @@ def test_radius_tables(run, codes, tmp_path):
 
 def test_plan(run):
     code, out = run("index", "plan", "--n", "1e9", "--bits", 48)
-    assert code == 0 and "6.0 GB and 16.0 GB" in out and "milvus" in out and "extrapolated: folder 10 times" in out
+    assert code == 0 and "6.0 GB and 16.0 GB" in out and "milvus" in out and "extrapolated: folder" in out
     without = json.loads(run("index", "plan", "--n", "1e9", "--second-bits", "0", "--json")[1])
     assert without["bytes"]["second"] == 0 and set(without["ways"]) == {"folder", "milvus", "pgvector"}
     assert run("index", "plan", "--n", "1e6", "--second-bits", "-1")[0] == 2
