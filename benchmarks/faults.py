@@ -3,11 +3,11 @@
     python -m benchmarks.faults [--index INDEX] [--faults 2000] [--seed 0] [--out benchmarks/results/faults.json]
 
 Each fault flips a bit, cuts a file short, zeroes some bytes or swaps two files of an index, a codes folder, a model, an
-exported model, a cache of features or a checkpoint. Then whoever reads the folder is asked for everything: searches for
-all hits by code, id, radius and label, codes of images and features, the end of the training. The answer must be the
-one before the fault, or one sentence that names the file. Readers run in a process of their own, so that a crash is
-noticed. INDEX may be the folder of any index; it is copied. Without it, a small one is made, with three parts, ids,
-removed images and radius tables.
+exported model, lists of faiss, a cache of features or of looks, or a checkpoint. Then whoever reads the folder is asked
+for everything: searches for all hits by code, id, radius and label, codes of images and features, the end of the
+training. The answer must be the one before the fault, or one sentence that names the file. Readers run in a process of
+their own, so that a crash is noticed. INDEX may be the folder of any index; it is copied. Without it, a small one is
+made, with three parts, ids, removed images and radius tables.
 """
 
 from __future__ import annotations
@@ -90,6 +90,35 @@ def ask_cache(path: Path) -> str:
     return hashlib.sha256(found.cached(ArrayImages(pixels)).tobytes()).hexdigest()
 
 
+def ask_lists(path: Path) -> str:
+    """Everything that faiss holds."""
+    from hashlens.index.engines.faiss import ApproximateIndex
+
+    rng = np.random.default_rng(1)
+    lists = ApproximateIndex(N_BITS, path)
+    if not len(lists):  # it is made first
+        lists.add(Codes.from_relaxed(rng.normal(size=(N, N_BITS))))
+        lists.flush()
+    distances, ids = lists.search(Codes.from_relaxed(rng.normal(size=(3, N_BITS))), N)
+    return digest([distances.tolist(), ids.tolist()])
+
+
+def ask_looks(path: Path) -> str:
+    """What was seen of two images, which are looked at again if the cache cannot be used."""
+    import sklearn.datasets
+
+    from hashlens.duplicates.looks import looks_of
+    from hashlens.index.catalog import Catalog
+    from hashlens.progress import Progress
+
+    os.environ["HASHLENS_CACHE"] = str(path)
+    images = Path(sklearn.datasets.__file__).parent / "images"
+    paths = [(images / name).as_posix() for name in ("china.jpg", "flower.jpg")]
+    index = Catalog(Path("/faults"), N_BITS, MODEL)
+    index.add(Codes(np.zeros((2, -(-N_BITS // 8)), np.uint8), N_BITS), pa.table({"path": paths}))
+    return hashlib.sha256(looks_of(index, paths, Progress(quiet=True)).tobytes()).hexdigest()
+
+
 def ask_checkpoint(path: Path, stop: Callable[[], bool] = lambda: False) -> str:
     """The model at the end of a training that is resumed."""
     from hashlens import DTSH, Training
@@ -106,7 +135,9 @@ ASK: dict[str, Callable[[Path], str]] = {
     "model": ask_model,
     "exported": ask_model,
     "trees": ask_trees,
+    "lists": ask_lists,
     "cache": ask_cache,
+    "looks": ask_looks,
     "checkpoint": ask_checkpoint,
 }
 
@@ -148,7 +179,8 @@ def make(place: Path, index: Path | None) -> None:
     deep.save(place / "model")
     export_onnx(place / "model", place / "exported", as_images(images), Progress(quiet=True))
     FastH(8, n_trees=5).fit(rng.normal(size=(60, 16)), np.arange(60) % 3).save(place / "trees")
-    ask_cache(place / "cache")
+    for name in ("lists", "cache", "looks"):
+        ASK[name](place / name)
     steps = iter([False, False, False])
     with suppress(Stopped):
         ask_checkpoint(place / "checkpoint", lambda: next(steps, True))

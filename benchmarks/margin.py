@@ -80,7 +80,7 @@ def main() -> None:
             watch = Watch(hasher, score, steps, every=5 if regime == "paper" else 1)
             hasher.fit(train, labels[0], stop=watch)
             found[regime][f"{alpha:g}"] = {
-                "map": [*watch.maps, (len(hasher.history_), round(score(), 4))],
+                "map": sorted({**dict(watch.maps), len(hasher.history_): round(score(), 4)}.items()),
                 "gradient": [(int(row["epoch"]), float(f"{row['gradient']:.4g}")) for row in hasher.history_],
             }
             print(regime, alpha, found[regime][f"{alpha:g}"]["map"][-1], flush=True)
@@ -100,6 +100,7 @@ def draw(found: dict[str, Any]) -> None:
                 x, y = zip(*lines[column], strict=True)
                 one.plot(x, y, **series_style(place, f"alpha {alpha}") | {"marker": ""})
             one.set_ylim(bottom=0)
+            one.xaxis.get_major_locator().set_params(integer=True)
     panels[0][0].legend(frameon=False, fontsize=8)
     save_figure(figure, FIGURE)
 

@@ -7,11 +7,14 @@ python -m benchmarks.tables --write   write them between their markers, and draw
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hashlens.hashers.methods import METHODS
 from hashlens.index.plan import brief, describe_plan, plan, readable
@@ -247,7 +250,8 @@ def soak() -> str:
         "searches answered": f"{counts['search 200']:,}",
         "of them wrong": f"**{found['wrong']}**",
         "additions and removals acknowledged": f"{written:,}",
-        "of them lost": f"**{found['lost']}**",
+        "`index sync` and `index promote`": f"{counts.get('sync done', 0)} and {counts.get('promote done', 0)} times",
+        "acknowledged changes that were lost": f"**{found['lost']}**",
         "hostile images, slow connections": f"{hostile:,}, {counts['slow connections']:,}",
         "server killed, disk filled": f"{found['kills']} times, {found['disk_filled']} times",
         "99 % of searches by id within": f"{found['by_id']['p99_ms']:.0f} ms, {found['p99_ratio']} times the"
@@ -255,6 +259,22 @@ def soak() -> str:
         "99 % of searches by image within": f"{found['by_image']['p99_ms']:.0f} ms",
         "memory before, after": f"{before} MB, {after} MB",
         "stopped within": f"{found['seconds_to_stop']} s",
+        "load of the two cores before, after": f"{found['load'][0]}, {found['load'][1]}",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def fuzz() -> str:
+    """What `python -m benchmarks.parsers --write` tried so far."""
+    found = json.loads((RESULTS / "fuzz.json").read_text(encoding="utf-8")).values()
+    files, seconds, cpu, failures = (
+        sum(one[name] for one in found) for name in ("examples", "seconds", "cpu_seconds", "failures")
+    )
+    rows = {
+        "parsers": f"{len(found)}",
+        "changed files": f"{files:,}",
+        "time, of it on a core": f"{duration(seconds)}, {duration(cpu)}",
+        "tracebacks and crashes": f"**{failures}**",
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
@@ -306,6 +326,26 @@ def copies_tuning() -> str:
     return "\n".join(rows)
 
 
+def refine() -> str:
+    """What `python -m benchmarks.refine DATA measure` found."""
+    found = json.loads((RESULTS / "refine.json").read_text(encoding="utf-8"))["data"]
+    rows = [
+        "| images | clicks | before | replaced | mean gain | least gain | gain if never checked |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, own in found.items():
+        for n, result in own["by_triplets"].items():
+            trials = result["trials"]
+            before = sum(trial["before"] for trial in trials) / len(trials)
+            replaced = sum(trial["replaced"] for trial in trials)
+            unchecked = [trial["gain_unchecked"] for trial in trials]
+            rows.append(
+                f"| {name} | {int(n):,} | {before:.3f} | {replaced} of {len(trials)} | {result['mean_gain']:+.4f} |"
+                f" {result['worst_gain']:+.4f} | {min(unchecked):+.4f} … {max(unchecked):+.4f} |"
+            )
+    return "\n".join(rows)
+
+
 def second() -> str:
     """What `python -m benchmarks.second --write` measured."""
     found = json.loads((RESULTS / "speed" / "second.json").read_text(encoding="utf-8"))
@@ -319,13 +359,44 @@ def second() -> str:
 def ties() -> str:
     """What `python -m benchmarks.ties` measured."""
     found = json.loads((RESULTS / "ties.json").read_text(encoding="utf-8"))
-    lines = ["| classes | score | by first | by both | by second |", "|---|---|---:|---:|---:|"]
-    for classes in ("seen", "unseen"):
-        own = found[classes]
-        maps = [own["map"], own["map_both"], own["map_second"]]
-        precisions = [own[f"precision_{by}"] for by in ("first", "both", "second")]
-        for score, values in (("MAP", maps), ("precision at 10", precisions)):
-            lines.append(f"| {classes} | {score} | " + " | ".join(f"{value:.3f}" for value in values) + " |")
+    columns = ["map", "map_both", "map_second", "map_itq", "map_itq_database"]
+    names = ["DTSH by first", "by both", "by second", "ITQ", "ITQ of the database"]
+    lines = ["| data | classes | " + " | ".join(names) + " |", "|---|---|" + "---:|" * len(names)]
+    sets = [data for data, runs in found.items() if isinstance(runs, dict)]
+    for data, classes in itertools.product(sets, ("seen", "unseen")):
+        values = np.array([[split[column] for column in columns] for split in found[data][classes]])
+        cells = [
+            f"{mean:.3f} ±{spread:.3f}" for mean, spread in zip(values.mean(0), values.std(0, ddof=1), strict=True)
+        ]
+        lines.append(f"| {data} | {classes} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def few() -> str:
+    """What `python -m benchmarks.few` measured."""
+    found = json.loads((RESULTS / "few.json").read_text(encoding="utf-8"))
+    numbers = list(next(iter(next(iter(found.values())).values())))
+    lines = [
+        "| data | method | " + " | ".join(f"{n} per class" for n in numbers) + " |",
+        "|---|---|" + "---:|" * len(numbers),
+    ]
+    for data, methods in found.items():
+        for method, runs in methods.items():
+            cells = [f"{np.mean(maps):.3f} ±{np.std(maps, ddof=1):.3f}" for maps in runs.values()]
+            lines.append(f"| {data} | {method_name(method)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def margin() -> str:
+    """What `python -m benchmarks.margin` measured."""
+    found = json.loads((RESULTS / "margin.json").read_text(encoding="utf-8"))
+    lines = ["| regime | score | " + " | ".join(f"alpha {alpha}" for alpha in found["paper"]) + " |"]
+    lines.append("|---|---|" + "---:|" * len(found["paper"]))
+    for regime, name in (("paper", "the paper's"), ("ours", "ours")):
+        last = {column: [runs[column][-1] for runs in found[regime].values()] for column in ("map", "gradient")}
+        epochs = last["map"][0][0]
+        for column, score in (("map", f"MAP after {epochs} epochs"), ("gradient", "mean gradient then")):
+            lines.append(f"| {name} | {score} | " + " | ".join(f"{value:.3f}" for _, value in last[column]) + " |")
     return "\n".join(lines)
 
 
@@ -427,6 +498,8 @@ TABLES = {
     "features": features,
     "comparison": comparison,
     "own": own,
+    "margin": margin,
+    "few": few,
     "tie-aware": tie_aware,
     "methods": methods,
     "speed": speed,
@@ -437,9 +510,11 @@ TABLES = {
     "start": start,
     "load-test": load_test,
     "soak": soak,
+    "fuzz": fuzz,
     "nuswide": nuswide,
     "copies": copies,
     "copies-tuning": copies_tuning,
+    "refine": refine,
     "second": second,
     "ties": ties,
     "big": big,

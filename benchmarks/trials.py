@@ -41,9 +41,6 @@ TRIALS = {
     "dtsh": [
         *grid(n_bits=[16, 48], sampling=["class-codes"], long_bits=[0, 64, 256, 512]),
         *grid(n_bits=[48], sampling=["in-batch"]),
-        *grid(n_bits=[48], sampling=["class-codes"], mixup=[0.0, 0.5]),
-        *grid(n_bits=[48], sampling=["class-codes"], lr=[5e-4]),
-        *grid(n_bits=[48], sampling=["class-codes"], image_size=[136]),
     ],
     "classifier": [
         # in the blocks that DTSH trains, for as long

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hashlens import files
-from hashlens.errors import StorageError
+from hashlens.errors import Damaged, HashlensError, StorageError
 from hashlens.files import cache_dir, replacing, require_room, sha256, storage_errors, write_json, write_text
 
 
@@ -173,3 +173,15 @@ def test_new_files_follow_the_umask(tmp_path):
 def test_an_empty_cache_variable_is_ignored(monkeypatch):
     monkeypatch.setenv("HASHLENS_CACHE", "")
     assert cache_dir().is_absolute()
+
+
+def test_errors_are_one_line_that_no_terminal_obeys():
+    for given, shown in (
+        ("it has\n\nno end\n", "it has no end"),
+        ("a\x1b[31m\x07.jpg\r\n is missing", "a\\x1b[31m\\x07.jpg  is missing"),
+        ("café-\udcff.jpg", "café-\\udcff.jpg"),
+    ):
+        error = HashlensError(given)
+        assert error.message == str(error) == shown
+    damaged = Damaged(Path("a\nb"), "is gone")
+    assert damaged.message == "a b is gone" and damaged.path == Path("a\nb")

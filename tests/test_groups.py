@@ -8,7 +8,7 @@ import pytest
 from made_images import three_classes
 
 from hashlens import LSH, find_groups, open_source
-from hashlens.errors import UsageError
+from hashlens.errors import Stopped, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,13 @@ def test_the_number_of_groups_is_given_or_chosen(made):
     assert find_groups(made / "photos", model=made / "lsh") == chosen  # the same again
     with pytest.raises(UsageError, match="--n must be from 1 to"):
         find_groups(made / "photos", 37, made / "lsh")
+
+
+def test_a_request_to_stop_is_heard(made):
+    find_groups(made / "photos", 2, made / "lsh")
+    for n in (None, 3):
+        with pytest.raises(Stopped, match="rerun the same command"):
+            find_groups(made / "photos", n, made / "lsh", stop=lambda: True)
 
 
 @pytest.mark.parametrize("fitted", [50_000, 30])

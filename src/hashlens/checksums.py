@@ -13,26 +13,28 @@ from __future__ import annotations
 import json
 import mmap
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from hashlens.errors import DataError
+from hashlens.errors import Damaged
 from hashlens.files import replacing, write_json
 from hashlens.schema import conform, optional, parse_json, whole
 
 BLOCK = 1 << 16
+READ = 16 * BLOCK  # of a file at a time
 XXH3 = re.compile(r"[0-9a-f]{32}")
 FILE = {"bytes": whole(1), "xxh3": XXH3}  # what a manifest says of a file
 CHECKSUM = "checksum"
 BLANK = "0" * 32
 
 
-def damaged(path: Path, why: object, remedy: str) -> DataError:
-    return DataError(f"{path} is damaged ({why}); {remedy}")
+def damaged(path: Path, why: object, remedy: str) -> Damaged:
+    return Damaged(path, f"is damaged ({why}); {remedy}")
 
 
 def write_sealed(path: Path, value: dict[str, Any]) -> None:
@@ -73,24 +75,60 @@ def describe_file(path: Path) -> dict[str, Any]:
     return {"bytes": len(content), "xxh3": sum_of(block_sums(content))}
 
 
+def hash_of_file(path: Path | str) -> int:
+    """XXH3 (64 bits) of a file, as a signed number: the same for the same content."""
+    digest = xxhash.xxh3_64()
+    with open(path, "rb") as file:  # noqa: PTH123 - most are small
+        while chunk := file.read(READ):
+            digest.update(chunk)
+    return int.from_bytes(digest.digest(), "big", signed=True)
+
+
+def compare_file(
+    path: Path, facts: Mapping[str, Any], remedy: str, pause: Callable[[int], Any] = lambda n_bytes: None
+) -> None:
+    """Read a file and compare it with its sum; `pause` is called with the number of bytes after every few blocks.
+
+    It is not mapped, since a mapped file that is cut short in the middle of this ends the process.
+    """
+    sums, n_bytes = [np.empty(0, np.uint64)], 0
+    with _readable(path, remedy), path.open("rb") as file:
+        while chunk := file.read(READ):
+            sums.append(block_sums(chunk))
+            n_bytes += len(chunk)
+            pause(len(chunk))
+    _require_size(path, n_bytes, facts, remedy)
+    if sum_of(np.concatenate(sums)) != facts["xxh3"]:
+        raise damaged(path, "it has changed since it was written", remedy)
+
+
+@contextmanager
+def _readable(path: Path, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise Damaged(path, f"is missing; {remedy}") from error
+    except OSError as error:
+        raise Damaged(path, f"cannot be read ({error.strerror}); {remedy}") from error
+
+
+def _require_size(path: Path, n_bytes: int, facts: Mapping[str, Any], remedy: str) -> None:
+    if n_bytes != facts["bytes"]:
+        raise damaged(path, f"it has {n_bytes:,} bytes instead of {facts['bytes']:,}", remedy)
+
+
 class CheckedFile:
     """A mapped file that is compared with its sum before it is used: all of it, or only what is touched."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any], remedy: str):
         self.path, self.remedy, self._sum = path, remedy, facts["xxh3"]
-        try:
-            size = path.stat().st_size
-            if size != facts["bytes"]:
-                raise self.damaged(f"it has {size:,} bytes instead of {facts['bytes']:,}")
+        with _readable(path, remedy):
+            _require_size(path, path.stat().st_size, facts, remedy)
             self.content: np.ndarray = np.memmap(path, np.uint8, "r")
-        except FileNotFoundError as error:
-            raise DataError(f"{path} is missing; {remedy}") from error
-        except OSError as error:
-            raise DataError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
         self._blocks: np.ndarray | None = None  # their sums, if they are known
         self._good = np.zeros(0, bool)
 
-    def damaged(self, why: object) -> DataError:
+    def damaged(self, why: object) -> Damaged:
         return damaged(self.path, why, self.remedy)
 
     def whole(self) -> np.ndarray:

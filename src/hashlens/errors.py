@@ -1,10 +1,14 @@
 """The one exception that users see: a sentence with the cause, what to do, and an exit code.
 
 Exit codes: 2 wrong use, 3 a problem with the data, 4 model and data or files do not match,
-5 training diverged, 6 no disk space or no permission, 7 a download failed, 130 stopped with Ctrl-C.
+5 training diverged, 6 no disk space or no permission, 7 a download failed, 8 another rank of a training was lost,
+130 stopped with Ctrl-C.
 """
 
+import re
+from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 
 class HashlensError(Exception):
@@ -13,8 +17,18 @@ class HashlensError(Exception):
     exit_code = 1
 
     def __init__(self, message: str):
-        super().__init__(message)
-        self.message = message
+        self.message = one_line(message)  # it may name what a file from outside contains
+        super().__init__(self.message)
+
+
+def one_line(text: str) -> str:
+    """Text as one line without control characters, which a terminal would obey.
+
+    >>> one_line("it has\\n\\nno \\x1b[31mend\\n")
+    'it has no \\\\x1b[31mend'
+    """
+    joined = " ".join(re.split(r"[\t\n\v\f\r]+", text.strip()))
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in joined)
 
 
 class UsageError(HashlensError, ValueError):  # a ValueError too, as Python and scikit-learn would raise it
@@ -29,10 +43,22 @@ class DataError(HashlensError, ValueError):
     exit_code = 3
 
 
+class Damaged(DataError):
+    """A file that is not what was written, or is gone."""
+
+    def __init__(self, path: Path, why: str):
+        super().__init__(f"{path} {why}")
+        self.path = path
+
+
 class MismatchError(HashlensError):
     """Things that do not belong together: a checkpoint and a model, a model and codes."""
 
     exit_code = 4
+
+
+class OtherModel(MismatchError):
+    """Another model has taken over in the middle of a request, which can be repeated."""
 
 
 class DivergedError(HashlensError):
@@ -47,10 +73,22 @@ class DownloadError(HashlensError):
     exit_code = 7
 
 
+class RankError(HashlensError):
+    """Another process of the same training ended or cannot be reached."""
+
+    exit_code = 8
+
+
 class Stopped(HashlensError):
     """Stopped on request; what was finished is saved."""
 
     exit_code = 130
+
+
+def require_going(stop: Callable[[], bool]) -> None:
+    """Between two steps of work that ends in no file."""
+    if stop():
+        raise Stopped("stopped; what was computed of each image is kept; rerun the same command to resume")
 
 
 EXTRAS = {  # and the modules that they install

@@ -18,6 +18,7 @@ from typing import Any
 from hashlens.errors import Busy, StorageError, UsageError
 
 LOCK = ".hashlens.lock"
+LATEST = 2**63 - 1  # nanoseconds since 1970, in the year 2262, that an index can hold; a disk has later ones
 
 
 def cache_dir() -> Path:
@@ -86,7 +87,7 @@ def size_and_mtime(path: str) -> tuple[int, int]:
         status = os.stat(path)  # noqa: PTH116 - a third of the time of a Path
     except (OSError, ValueError):
         return 0, 0
-    return status.st_size, status.st_mtime_ns
+    return status.st_size, max(-LATEST, min(status.st_mtime_ns, LATEST))
 
 
 @contextmanager
@@ -186,8 +187,11 @@ def free_bytes(folder: Path) -> int:
 
 
 @contextmanager
-def alone_in(folder: Path, lock_name: str = LOCK) -> Iterator[None]:
-    """Within, no other process writes to `folder`; the lock of a process that was killed is released."""
+def alone_in(folder: Path, lock_name: str = LOCK, wait: float = 0) -> Iterator[None]:
+    """Within, no other process writes to `folder`; the lock of a process that was killed is released.
+
+    Another process is waited for at most `wait` seconds.
+    """
     from filelock import FileLock, Timeout
 
     created = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -195,7 +199,7 @@ def alone_in(folder: Path, lock_name: str = LOCK) -> Iterator[None]:
         before = [] if created else os.listdir(folder)  # noqa: PTH208 - names alone
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            lock = FileLock(folder / lock_name, thread_local=False).acquire(timeout=0)
+            lock = FileLock(folder / lock_name, thread_local=False).acquire(timeout=wait)
         except Timeout as error:
             raise Busy(
                 f"another process is writing to {folder}; wait until it has finished, or choose another folder"

@@ -16,7 +16,7 @@ import numpy as np
 
 from hashlens.codes import Codes
 from hashlens.duplicates.find import listed
-from hashlens.errors import UsageError, require
+from hashlens.errors import UsageError, require, require_going
 from hashlens.files import write_csv
 from hashlens.machine import blocks
 from hashlens.progress import Progress, counted
@@ -87,9 +87,10 @@ def find_groups(
     tried = {}
     if n is None:
         most = min(MOST, n_different - 1, len(paths) // FEW)
-        tried = _silhouettes(_bits(codes[np.sort(order[:SAMPLE])]), most, seed, shows)
+        tried = _silhouettes(_bits(codes[np.sort(order[:SAMPLE])]), most, seed, shows, stop)
     n_groups = n or max(tried, key=tried.__getitem__, default=1)
     drawn = np.sort(order[: max(FITTED, FEW * n_groups)])
+    require_going(stop)
     fitted = KMeans(n_groups, n_init=4, random_state=seed).fit(_bits(codes[drawn]))
     labels, apart = np.empty(len(paths), np.int32), np.empty(len(paths), np.float32)
     for some in blocks(len(paths), AT_ONCE):
@@ -109,7 +110,9 @@ def _bits(codes: Codes) -> np.ndarray:
     return np.unpackbits(codes.packed, axis=1)[:, : codes.n_bits].astype(np.float32)
 
 
-def _silhouettes(sample: np.ndarray, most: int, seed: int, progress: Progress) -> dict[int, float]:
+def _silhouettes(
+    sample: np.ndarray, most: int, seed: int, progress: Progress, stop: Callable[[], bool]
+) -> dict[int, float]:
     from sklearn.cluster import KMeans
     from sklearn.metrics import silhouette_score
 
@@ -118,6 +121,7 @@ def _silhouettes(sample: np.ndarray, most: int, seed: int, progress: Progress) -
     found = {}
     with progress.bar("numbers of groups", len(numbers)) as advance:
         for number in numbers:
+            require_going(stop)
             labels = KMeans(number, n_init=2, random_state=seed).fit_predict(sample)
             if 1 < len(np.unique(labels)) < len(sample):
                 found[number] = float(silhouette_score(sample, labels))

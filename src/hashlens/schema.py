@@ -9,7 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:  # not imported at run time, so that `hashlens --help` is quick
+    import pyarrow as pa
 
 LARGEST = 2**62
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -39,6 +45,36 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def load_array(file: Any, mmap_mode: Any = None) -> np.ndarray:
+    """The array of a .npy file without pickles; a ValueError, whatever is wrong with it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a header that only Python 2 would write is parsed in other ways
+            found = np.load(file, mmap_mode=mmap_mode, allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged header makes numpy raise nearly anything
+        raise ValueError(f"it is not an array ({error})") from error
+    if not isinstance(found, np.ndarray):
+        raise ValueError("it is not an array")
+    return found
+
+
+def load_table(file: Any) -> pa.Table:
+    """The table of a Parquet file, all text in it UTF-8; a ValueError, whatever is wrong with it."""
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(file)
+        table.validate(full=True)
+        _ = table.column_names
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a damaged file makes Arrow raise nearly anything
+        raise ValueError(" ".join(str(error).split())[:200]) from error
+    return table
 
 
 def conform(value: Any, schema: Any, name: str = "it") -> Any:

@@ -68,6 +68,12 @@ def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path):
         read_clicks(tmp_path)
 
 
+def test_a_line_without_end_is_named(tmp_path):
+    (tmp_path / "clicks.csv").write_text("query,positive,negative\na,b,c\n" + "x" * 140_000 + "\n")
+    with pytest.raises(DataError, match=r"line 3 of .*clicks.csv is malformed .*; remove that line"):
+        read_clicks(tmp_path)
+
+
 # --- learning --------------------------------------------------------------------------------------------------------
 
 
@@ -356,6 +362,27 @@ def test_an_index_without_images_is_undone_too(small):
     assert hashlens.refine(small.index, undo=True).changed
     after = IndexFolder.open(small.index)
     assert len(after) == 0 and after.model == before and after.verify()
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_removed_images_stay_removed(small, compacted):
+    """The codes of all images are replaced; nobody knows those of removed ones by the new model, but their paths."""
+    from hashlens.data.sources import open_source
+
+    index = IndexFolder.open(small.index)
+    clicked = {name for triplet in read_clicks(small.index) for name in triplet}
+    gone = [item for item in index.page(0, 100) if item["path"] not in clicked][:2]
+    index.remove([item["id"] for item in gone])
+    if compacted:
+        index.compact()
+    source = open_source(small.images, labels="optional")
+    for undo in (False, True):
+        assert hashlens.refine(small.index, undo=undo).changed
+        index = IndexFolder.open(small.index)
+        before = {item["path"] for item in index.page(0, 100)}
+        assert len(before) == 58 and not before & {item["path"] for item in gone}
+        encoder = Encoder.load(ModelFolder.find(index.model, index.path).path)
+        assert len(index.add(encoder.codes(source.images), source.table, only_new=True)) == 0
 
 
 def test_second_codes_stay(tmp_path, monkeypatch, empty_cache):

@@ -86,6 +86,12 @@ def test_the_content_of_a_framed_image_and_of_a_window(photos):
     assert not has_border(look_at(photos[0]))
 
 
+@pytest.mark.parametrize("size", [(1, 1), (3, 3), (500, 1), (1, 40), (4, 2)])
+def test_an_image_of_a_few_pixels_is_looked_at(size):
+    look = look_at(Image.new("RGB", size, "grey"))
+    assert (look["width"], look["height"]) == size and look["parts"] == 0
+
+
 def test_the_alignment_finds_a_crop_that_no_zoom_foresees(photos):
     """From a first guess that is several pixels off, to a high correlation."""
     photo = photos[0].resize((128, 128))

@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from PIL import Image
 from hashlens import LSH, find_duplicates
 from hashlens.duplicates import looks, move
 from hashlens.duplicates.find import ignore
-from hashlens.errors import DataError, UsageError
+from hashlens.errors import DataError, Stopped, UsageError
 from hashlens.files import sha256
 
 
@@ -52,6 +54,7 @@ def named(groups, folder):
 def test_three_headings_and_what_to_keep(photos, model):
     (photos / "broken.jpg").write_bytes(b"nothing")
     found = find_duplicates(photos, model, radius=0)
+    assert found.to_dict()["unreadable"] == [str(photos / "broken.jpg")] and found.n_images == 12
     assert named(found.of("identical"), photos) == [["0.jpg", "more/same.jpg"]]
     assert named(found.of("copies"), photos) == [
         ["1.jpg", "more/small.jpg"],
@@ -104,6 +107,24 @@ def test_ignored_groups_do_not_come_back(photos, model):
     assert not find_duplicates(photos, model, radius=-1).of("identical")
     with pytest.raises(UsageError, match="no group 12345678"):
         ignore(["12345678"])
+
+
+def test_groups_that_are_ignored_at_the_same_time_are_all_kept(photos, model):
+    names = [group.name for group in find_duplicates(photos, model, radius=-1).groups]
+    code = "import sys; from hashlens.duplicates.find import ignore; ignore(sys.argv[1:])"
+    running = [subprocess.Popen([sys.executable, "-c", code, name]) for name in names]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    assert not find_duplicates(photos, model, radius=-1).groups
+
+
+def test_a_request_to_stop_is_heard_at_every_step(photos, model):
+    before = find_duplicates(photos, model)
+    with pytest.raises(Stopped, match="rerun the same command"):
+        find_duplicates(photos, model, radius=-1, stop=lambda: True)  # while small images are compared
+    (photos / "1.jpg").unlink(), (photos / "2.jpg").unlink()  # no copies are left to compare
+    with pytest.raises(Stopped, match="rerun the same command"):
+        find_duplicates(photos, model, stop=lambda: True)  # while near codes are found
+    assert len(find_duplicates(photos, model).groups) <= len(before.groups)
 
 
 def test_only_changed_images_are_looked_at_again(photos, model, monkeypatch):

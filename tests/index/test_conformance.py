@@ -19,6 +19,7 @@ from hashlens.index import engines
 from hashlens.index.engines import copy_index, open_engine, verify_copy
 from hashlens.index.folder import IndexFolder
 from hashlens.index.memory import HammingIndex
+from hashlens.search import Searcher
 
 LENGTHS = (12, 48)
 PLACES = {"milvus": ["milvus_lite", "milvus_server"], "pgvector": ["postgresql"], "faiss": ["folder"]}  # fixtures
@@ -281,6 +282,24 @@ class ToyIndex(HammingIndex):
 """
 
 
+@pytest.mark.parametrize("name", [place for place in QUICK if place != "folder"])
+def test_second_codes_order_the_ties_of_a_server(name, back_end, rng, tmp_path):
+    """The server holds the first codes; the second ones of what it finds are those of the index."""
+    first, query = clustered(rng, 400, 12, 1)
+    second = Codes.from_relaxed(rng.normal(size=(401, 40)))
+    codes, query = Codes(first.packed, 12, second[:400]), Codes(query.packed, 12, second[400:])
+    index = IndexFolder.create(tmp_path / "index", 12, MODEL, second_bits=40)
+    index.add(codes, pa.table({"path": [f"{row}.jpg" for row in range(400)]}))
+    engine = back_end(name, 12, "second_codes")
+    copy_index(index, engine)
+    near, further = (
+        (query_of.signs() != of.signs()).sum(1) for query_of, of in ((query, codes), (query.second, second[:400]))
+    )
+    answer = Searcher(index, engine=engine).search(query, 60, by="both")
+    assert [hit["id"] for hit in answer["hits"]] == np.lexsort((np.arange(400), further, near))[:60].tolist()
+    assert answer["by"] == "both" and len({hit["distance"] for hit in answer["hits"]}) < 10
+
+
 def test_an_engine_is_a_module_and_a_row(folder, monkeypatch, tmp_path):
     (tmp_path / "toy.py").write_text(TOY)
     monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path)])
@@ -422,11 +441,30 @@ def test_what_lists_refuse(tmp_path, rng):
     index.flush()
     with pytest.raises(MismatchError, match="choose another folder"):
         ApproximateIndex(47, tmp_path)
-    stored = (tmp_path / "lists.bin").read_bytes()
-    for damaged in (stored[:200], b"nothing"):
-        (tmp_path / "lists.bin").write_bytes(damaged)
-        with pytest.raises(DataError, match=r"are damaged; delete that folder"):
+    index.add(clustered(rng, 100, 48)[0])
+    index.flush()
+    (path,) = tmp_path.glob("lists-*.bin")  # of the first there is nothing left
+    assert len(ApproximateIndex(48, tmp_path)) == 200
+    stored = path.read_bytes()
+    for damaged in (stored[:200], b"nothing", stored[:-1] + bytes([stored[-1] ^ 1])):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=rf"{path.name} is damaged .*; delete that folder"):
             ApproximateIndex(48, tmp_path)
+    path.unlink()
+    with pytest.raises(DataError, match=rf"{path.name} is missing; delete that folder"):
+        ApproximateIndex(48, tmp_path)
+    for text in (
+        "[]",
+        "{",
+        '{"format": "hashlens lists 2"}',
+        (tmp_path / "lists.json").read_text().replace("48", "47"),
+    ):
+        (tmp_path / "lists.json").write_text(text)
+        with pytest.raises(DataError, match=r"lists.json is damaged .*; delete that folder"):
+            ApproximateIndex(48, tmp_path)
+    (tmp_path / "lists.json").write_text('{"format": "hashlens lists 1", "n_bits": 48}')
+    with pytest.raises(MismatchError, match="of an older version; delete that folder"):
+        ApproximateIndex(48, tmp_path)
 
 
 @pytest.mark.parametrize("name", QUICK)

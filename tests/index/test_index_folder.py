@@ -13,7 +13,7 @@ import pytest
 
 import hashlens.index.folder
 from hashlens import Codes
-from hashlens.errors import DataError, MismatchError, UsageError
+from hashlens.errors import Damaged, DataError, MismatchError, UsageError
 from hashlens.files import alone_in
 from hashlens.index import memory
 from hashlens.index.folder import IndexFolder
@@ -123,6 +123,21 @@ def test_what_was_removed_can_be_added_again(folder, rng):
     assert folder.verify() == 2 + 5 + 2  # index.json, the part with ids, keys; three of them with a copy
 
 
+def test_a_removed_path_stays_out_with_another_code(folder, rng):
+    codes, items = made(rng, 10, start=1000)
+    folder.add(codes, items, only_new=True)
+    folder.remove([303, 307])
+    folder.replace([305], codes[:1], items.slice(5, 1))  # changed, not removed
+    for _ in range(2):
+        other, _ = made(rng, 10)
+        assert len(folder.add(codes, items, only_new=True)) == 0
+        added = folder.add(other, items, only_new=True)
+        assert len(added) == 8  # all but 3 and 7
+        folder.remove(added)
+        folder.compact()
+    assert len(folder.add(other[3:4], items.slice(3, 1), only_new=True, again=True)) == 1
+
+
 def test_known_images_are_hashed_once(folder, rng, monkeypatch):
     n_keys = []
     own = image_keys
@@ -135,7 +150,7 @@ def test_known_images_are_hashed_once(folder, rng, monkeypatch):
     n_keys.clear()
     for shard in shards:
         assert not len(IndexFolder.open(folder.path, to_add=True).add(*shard, only_new=True))
-    assert sum(n_keys) == 100  # what is in the index is on disk
+    assert sum(n_keys) == 100 + 5 * 10  # what is in the index is on disk; what was removed is hashed by path too
 
 
 def test_another_code_of_a_path_and_another_path_of_a_code_are_new(folder, rng):
@@ -184,8 +199,9 @@ def test_damage_is_not_rewritten(folder, rng):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataError, match=r"part-00000.blocks.npy is damaged"):
-        folder.compact()
+    for change in (folder.compact, lambda: IndexFolder.open(folder.path)):
+        with pytest.raises(DataError, match=r"part-00000.blocks.npy is damaged"):
+            change()
     for _ in range(4):
         folder.add(*made(rng, 100))
     with pytest.raises(DataError, match=r"part-00000.blocks.npy is damaged"):
@@ -400,3 +416,30 @@ def test_names_of_parts_are_never_used_again(folder, rng):
     folder.compact()
     folder.add(*made(rng, 10, start=300))
     assert not before & {part["name"] for part in folder.facts["parts"]}
+
+
+def test_parts_that_are_known_are_not_read_again(folder, rng):
+    before = IndexFolder.open(folder.path)
+    folder.remove([5, 150])
+    folder.add(*made(rng, 10, start=300))
+    after = IndexFolder.open(folder.path, before)
+    assert [new.blocks is old.blocks for new, old in zip(after.parts[:3], before.parts, strict=True)] == [True] * 3
+    assert [part.items is old.items for part, old in zip(after.parts, before.parts, strict=False)] == [True] * 3
+    assert len(after) == 308 and len(before) == 300 and not after.lookup([5, 150]) and len(before.lookup([5, 150])) == 2
+    query = made(rng, 3)[0]
+    assert_same(answers(after, query), answers(IndexFolder.open(folder.path), query))
+    folder.compact()
+    compacted = IndexFolder.open(folder.path, after)
+    assert_same(answers(compacted, query), answers(IndexFolder.open(folder.path), query))
+
+
+def test_parts_of_a_damaged_index_are_read_again(folder):
+    before = IndexFolder.open(folder.path)
+    path = folder.path / "part-00001.blocks.npy"
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    assert len(IndexFolder.open(folder.path, before)) == 300  # nothing says that it is damaged
+    with pytest.raises(Damaged, match=r"part-00001.blocks.npy is damaged") as caught:
+        before.compare_files()
+    before.damage = caught.value
+    with pytest.raises(Damaged):
+        IndexFolder.open(folder.path, before)

@@ -1,8 +1,13 @@
 """The index of a source: up to date after each call, only what changed is encoded, nothing is lost on the way."""
 
 import errno
+import json
 import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -244,6 +249,52 @@ def test_an_image_that_goes_while_it_is_read(photos, monkeypatch):
         index = index_of(photos)
     assert len(index) == 11 and "00.png,gone" in (index.path / "skipped.csv").read_text()
     assert len(index_of(photos)) == 11 and "00.png" not in (index.path / "skipped.csv").read_text()
+
+
+def test_a_folder_that_changes_while_it_is_scanned(photos, encoded, monkeypatch):
+    """Images come, change and move between two steps: this call has what it could read, the next one all of it."""
+    n_steps = []
+    monkeypatch.setattr(library, "STEP", 4)
+    codes = Encoder.codes
+
+    def changing(self, images, *others, **options):
+        n_steps.append(len(images))
+        if len(n_steps) == 1:
+            paint(photos / "a" / "new.png", 205)
+            paint(photos / "b" / "11.png", 15)
+            (photos / "b" / "09.png").rename(photos / "b" / "moved.png")
+        return codes(self, images, *others, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "codes", changing)
+        assert len(index_of(photos)) == 11 and len(n_steps) == 3
+    encoded.clear()
+    index = index_of(photos)
+    assert sorted(encoded) == ["moved.png", "new.png"]  # 11.png had changed before it was read
+    assert set(ids(index)) == {path.name for path in photos.rglob("*.png")} and len(index) == 13
+    hit = package.search_folder(photos).search(photos / "b" / "11.png", k=1)["hits"][0]
+    assert hit["distance"] == 0 and hit["path"] == str(photos / "b" / "11.png")
+    encoded.clear()
+    assert len(index_of(photos)) == 13 and not encoded
+
+
+@pytest.mark.parametrize("command", ["search", "duplicates", "groups"])
+def test_ctrl_c_in_the_first_scan(photos, command, tmp_path):
+    """A real signal to a real process, once it has begun to encode; the same command resumes."""
+    for row in range(300):
+        paint(photos / f"{row:03d}.png", row % 256)
+    words = ["search", photos, photos / "000.png", "--json"] if command == "search" else [command, photos, "--json"]
+    typed = [sys.executable, "-m", "hashlens", *map(str, words), *(["--n", "2"] if command == "groups" else [])]
+    process = subprocess.Popen(typed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr.readline().startswith("encode  312 images")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=300)
+    last = err.splitlines()[-1]
+    assert process.returncode == 130 and out == "" and "Traceback" not in err
+    assert re.fullmatch(r"stopped; (184|56) images left to encode; rerun the same command to resume", last)
+    done = subprocess.run(typed, capture_output=True, text=True, check=True, timeout=300)
+    left = last.split()[1]
+    assert f"{left} new of 312 images" in done.stderr and json.loads(done.stdout)
 
 
 def test_from_the_command_line(photos, hashlens, tmp_path):

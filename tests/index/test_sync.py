@@ -3,10 +3,11 @@
 import os
 import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
-from made_index import N_BITS, make_index
+from made_index import N_BITS, make_images, make_index
 from PIL import Image
 
 from hashlens import DTSH, Training
@@ -51,7 +52,7 @@ def test_an_index_follows_its_images(made):
     (images / "flower" / "000.jpg").write_bytes(b"no image any more")
     (images / "flower" / "bad.jpg").write_bytes(b"no image")
     changes = find_changes(index, open_source(str(images), labels="optional"))
-    assert [len(rows) for rows in changes] == [2, 2, 1] and len(index) == 60
+    assert changes.counted() == {"added": 2, "changed": 2, "deleted": 1} and len(index) == 60
     assert brought_up(place, index) == {"added": 1, "changed": 1, "deleted": 1, "unreadable": 2}
     again = IndexFolder.open(index.path)
     after = {item["path"]: item for item in again.lookup(range(100)).values()}
@@ -66,6 +67,28 @@ def test_an_index_follows_its_images(made):
     assert brought_up(place, again)["added"] == 0 and again.verify()
 
 
+def test_second_codes_follow_too(tmp_path):
+    paths = sorted(make_images(tmp_path / "images", 12))
+    how = {"backbone": "small-cnn", "image_size": 24, "sampling": "in-batch"}
+    hasher = DTSH(12, second_bits=24, training=Training(epochs=1, batch_size=18), **how)
+    hasher.fit(paths, np.arange(36) // 12).save(tmp_path / "model")
+    encoder = Encoder.load(tmp_path / "model")
+    index = IndexFolder.create(tmp_path / "index", 12, ModelFolder(tmp_path / "model").describe(), second_bits=24)
+
+    def follow():
+        return sync(index, open_source(str(tmp_path / "images"), labels="optional"), lambda: encoder)
+
+    assert follow()["added"] == 36
+    shutil.copy(paths[1], paths[0])
+    Path(paths[2]).unlink()
+    shutil.copy(paths[3], tmp_path / "images" / "new.jpg")
+    assert follow() == {"added": 1, "changed": 1, "deleted": 1, "unreadable": 0}
+    items = {item["path"]: item for item in IndexFolder.open(index.path).lookup(range(100)).values()}
+    codes = encoder.codes(list(items))
+    assert [item["code"] for item in items.values()] == [row.tobytes().hex() for row in codes.packed]
+    assert [item["second"] for item in items.values()] == [row.tobytes().hex() for row in codes.second.packed]
+
+
 def test_a_clock_that_goes_back(made):
     place, index = made
     brought_up(place, index)
@@ -74,6 +97,58 @@ def test_a_clock_that_goes_back(made):
     os.utime(path, (1, 1))
     assert brought_up(place, index) == {"added": 0, "changed": 1, "deleted": 0, "unreadable": 0}
     assert brought_up(place, index)["changed"] == 0
+
+
+def test_a_touched_image_is_not_encoded_again(made, monkeypatch):
+    place, index = made
+    brought_up(place, index)
+    index.remove([7])  # removed images stay removed
+    before, source = index.lookup(range(100)), open_source(str(place / "images"), labels="optional")
+    touched = [source.table["path"][row].as_py() for row in (3, 4, 50)]
+    for path, when in zip(touched, (10**9, 2**63 + 5, -(10**12)), strict=True):  # long ago, long after, before 1970
+        os.utime(path, ns=(when, when))
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "codes", lambda *given, **how: pytest.fail("an image was encoded again"))
+        changes = find_changes(index, source)
+        assert changes.touched == {3: 10**9, 4: 2**63 - 1, 50: -(10**12)} and changes.changed == []
+        sync(index, source, lambda: pytest.fail("the model was loaded"), changes=changes._replace(added=[]))
+    again = IndexFolder.open(index.path)
+    assert again.lookup(range(100)) == before and again.verify() and len(again.parts) == len(index.parts)
+    monkeypatch.setattr("hashlens.index.changes.hash_of_file", lambda path: pytest.fail("its time is not known"))
+    assert find_changes(again, source).touched == {}
+    again.compact()
+    assert find_changes(again, source).touched == {} and again.verify()
+
+
+def test_the_same_size_is_not_the_same_content(made):
+    place, index = made
+    brought_up(place, index)
+    path = place / "images" / "digit" / "003.jpg"
+    size, content = path.stat().st_size, (place / "images" / "digit" / "004.jpg").read_bytes()
+    path.write_bytes((content + b"\0" * size)[:size])  # what follows the end of a JPEG is ignored
+    os.utime(path, (1, 1))
+    assert brought_up(place, index)["changed"] == 1
+    path.chmod(0)
+    os.utime(path, (2, 2))
+    try:
+        expected = 1 if not os.access(path, os.R_OK) else 0
+        assert len(find_changes(index, open_source(str(place / "images"), labels="optional")).changed) == expected
+    finally:
+        path.chmod(0o644)
+
+
+def test_an_image_whose_hash_is_not_known_is_encoded_again_once(made):
+    """As after an update: the index knows sizes and times, but no hashes."""
+    place, index = made
+    brought_up(place, index)
+    (part,) = index.parts
+    older = IndexFolder.create(place / "older", N_BITS, index.model)
+    older.add(index._joined()[0], part.items().table().drop_columns(["hash"]))
+    assert brought_up(place, older) == {"added": 0, "changed": 0, "deleted": 0, "unreadable": 0}
+    path = place / "images" / "digit" / "003.jpg"
+    for changed in (1, 0):
+        os.utime(path, (changed, changed))
+        assert brought_up(place, older)["changed"] == changed
 
 
 def test_an_index_that_does_not_know_sizes_is_encoded_again_once(made):

@@ -526,3 +526,16 @@ def test_names_do_not_steer_the_terminal(searcher):
     answer["hits"][0] |= {"path": "a\x1b[2J.jpg", "labels": ["x\ny"]}
     text = describe_answer("q\x07.jpg", answer)
     assert "\x1b" not in text and "\x07" not in text and "a\\x1b[2J.jpg" in text and "x\\ny" in text
+
+
+def test_searches_do_not_wait_while_this_process_changes_the_index(made, tmp_path):
+    """They are answered from the index before, which the change has not replaced yet."""
+    shutil.copytree(made.index, tmp_path / "index")
+    searcher = open_searcher(tmp_path / "index", made.model)
+    with searcher.loading:  # as a writer does it
+        searcher.changing = True
+        IndexFolder.open(tmp_path / "index").remove([3])
+        assert searcher.index.changed() and searcher.search(3)["query"]["id"] == 3
+        searcher.changing = False
+    with pytest.raises(NoSuchImage):
+        searcher.search(3)

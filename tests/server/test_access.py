@@ -12,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 from running import running
 
+from hashlens.codes.encoder import Encoder
 from hashlens.errors import DataError, UsageError
 from hashlens.index.folder import IndexFolder
 from hashlens.search import Searcher, open_searcher
@@ -267,6 +268,131 @@ def test_thumbnails_follow_their_files(client, own, made):
     Path(item["path"]).write_bytes((made.images / "flower" / "002.jpg").read_bytes())
     changed = client.get(address, headers=bearer(READ) | {"If-None-Match": first.headers["etag"]})
     assert changed.status_code == 200 and changed.content != first.content
+
+
+def test_another_image_under_an_id_has_another_thumbnail(made, tmp_path):
+    """The index is rebuilt under a running server: no image that a browser keeps is taken for another."""
+    import os
+    import shutil
+
+    import pyarrow as pa
+    from PIL import Image
+
+    from hashlens.codes.model import ModelFolder
+
+    model = ModelFolder(made.model).describe()
+    for name, colour in (("red", (255, 0, 0)), ("blue", (0, 0, 255))):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (64, 64), colour).save(tmp_path / name / "a.bmp")
+        os.utime(tmp_path / name / "a.bmp", (1, 1))  # as in an archive: same name, size and time
+
+    def build(folder, *images):
+        index = IndexFolder.create(folder, 20, model)
+        paths = [(tmp_path / name / "a.bmp").as_posix() for name in images]
+        index.add(Encoder.load(made.exported).codes(paths), pa.table({"path": paths}))
+        return index
+
+    index = build(tmp_path / "index", "red", "blue")
+    with TestClient(create_app(open_searcher(index.path, made.exported)), base_url=BASE) as client:
+        first = client.get("/v1/items/0/thumb")
+        kept = {"If-None-Match": first.headers["etag"]}
+        assert client.get("/v1/items/0/thumb", headers=kept).status_code == 304
+        index.promote(build(tmp_path / "new", "blue", "red"))
+        second = client.get("/v1/items/0/thumb", headers=kept)
+        assert second.status_code == 200 and second.content != first.content
+        assert client.get("/v1/items/1/thumb").content == first.content
+        shutil.copy2(tmp_path / "red" / "a.bmp", tmp_path / "blue" / "a.bmp")  # even the time is the same
+        third = client.get("/v1/items/0/thumb", headers={"If-None-Match": second.headers["etag"]})
+        assert third.status_code == 200 and third.content == first.content
+
+
+def test_thumbnails_come_only_from_below_the_folder_of_images(made, tmp_path, tokens):
+    """Whatever the index of a stranger says; images that were added here are shown too."""
+    import pyarrow as pa
+    from PIL import Image
+
+    from hashlens.codes.model import ModelFolder
+
+    for name in ("secret", "shown", "shown/2020"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        Image.new("RGB", (64, 64)).save(tmp_path / name / "a.png")
+    (tmp_path / "shown" / "link.png").symlink_to(tmp_path / "secret" / "a.png")
+    names = ("shown/a.png", "shown/2020/a.png", "secret/a.png", "shown/../secret/a.png", "shown/link.png")
+    index = IndexFolder.create(tmp_path / "index", 20, ModelFolder(made.model).describe())
+    items = pa.table({"path": [f"{tmp_path}/{name}" for name in names]})
+    index.add(Encoder.load(made.exported).codes([f"{tmp_path}/shown/a.png"] * len(names)), items)
+    searcher, rules = open_searcher(index.path, made.exported), Access(tokens=tokens)
+    how = {"access": rules, "images": tmp_path / "shown", "add_to": tmp_path / "added"}
+    with TestClient(create_app(searcher, **how), base_url=BASE) as client:
+        found = [client.get(f"/v1/items/{id_}/thumb").status_code for id_ in range(len(names))]
+        assert found == [200, 200, 404, 404, 404]
+        image = (made.images / "digit" / "002.jpg").read_bytes()
+        item = client.post("/v1/images", files={"image": ("a.jpg", image)}, headers=bearer(WRITE)).json()
+        assert client.get(f"/v1/items/{item['id']}/thumb").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/search", "/v1/images"])
+def test_another_model_takes_over_while_an_image_is_decoded(made, tmp_path, tokens, path):
+    """The image is cropped for the one model and encoded by the other, whose images have another size: not so."""
+    import shutil
+
+    import pyarrow as pa
+
+    from hashlens import DTSH, Training
+    from hashlens.codes.model import ModelFolder
+
+    images = sorted(file.as_posix() for file in made.images.rglob("*.jpg"))
+    training = Training(epochs=1, batch_size=30)
+    labels = [index % 3 for index in range(len(images))]
+    DTSH(20, backbone="small-cnn", image_size=16, training=training).fit(images, labels).save(tmp_path / "other")
+    other = Encoder.load(tmp_path / "other")
+    shutil.copytree(made.index, tmp_path / "index")
+    new = IndexFolder.create(tmp_path / "new", 20, ModelFolder(tmp_path / "other").describe())
+    new.add(other.codes(images), pa.table({"path": images}))
+    searcher = open_searcher(tmp_path / "index", made.exported)
+    app = create_app(searcher, access=Access(tokens=tokens), add_to=tmp_path / "added")
+    service, sizes = app.state.service, []
+    decode = service.query
+
+    async def query(upload):
+        found = await decode(upload)
+        sizes.append(found.cropped_to)
+        if len(sizes) == 1:
+            IndexFolder.open(tmp_path / "index").promote(new)
+        return found
+
+    service.query = query
+    content = (made.images / "digit" / "002.jpg").read_bytes()
+    with TestClient(app, base_url=BASE) as client:
+        response = client.post(path, files={"image": ("a.jpg", content)}, headers=bearer(WRITE))
+    assert response.status_code in (200, 201), response.text
+    found = response.json()
+    code = found["query"]["code"] if "query" in found else found["code"]
+    assert sizes == [24, 16] and code == other.codes([f"{made.images}/digit/002.jpg"]).packed[0].tobytes().hex()
+
+
+def test_an_id_of_the_index_before_removes_nothing(made, tmp_path, tokens):
+    """Another index takes over between two steps of a removal: under that id there is another image now."""
+    import shutil
+
+    import pyarrow as pa
+
+    shutil.copytree(made.index, tmp_path / "index")
+    searcher = open_searcher(tmp_path / "index", made.exported)
+    other = IndexFolder.create(tmp_path / "new", 20, searcher.index.model)
+    other.add(searcher.index._joined()[0][:10], pa.table({"path": [f"/elsewhere/{i}.jpg" for i in range(10)]}))
+    app = create_app(searcher, access=Access(tokens=tokens))
+    writer = app.state.service.writer
+    change = writer._change
+
+    def change_later(*given):
+        IndexFolder.open(tmp_path / "index").promote(other)
+        return change(*given)
+
+    writer._change = change_later
+    with TestClient(app, base_url=BASE) as client:
+        assert client.delete("/v1/images/3", headers=bearer(WRITE)).status_code == 404
+    assert len(IndexFolder.open(tmp_path / "index")) == 10
 
 
 def test_token_files(tmp_path):

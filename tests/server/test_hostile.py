@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import httpx2 as httpx
 import pytest
@@ -165,6 +166,38 @@ def _ask(started, body):
     request = urllib.request.Request(f"{started.address}/v1/search", json.dumps(body).encode(), as_json)
     with urllib.request.urlopen(request, timeout=30) as response:
         return json.load(response)
+
+
+def test_a_server_that_is_started_again_has_the_model_that_took_over(made, tmp_path):
+    """It was started with --model, and another one was promoted since then."""
+    import shutil
+
+    import pyarrow as pa
+
+    from hashlens import DTSH, Training
+    from hashlens.codes.encoder import Encoder
+    from hashlens.codes.model import ModelFolder
+    from hashlens.index.folder import IndexFolder
+
+    paths = sorted(path.as_posix() for path in made.images.rglob("*.jpg"))
+    training, labels = Training(epochs=1, batch_size=30), [i % 3 for i in range(60)]
+    DTSH(12, backbone="small-cnn", image_size=16, training=training).fit(paths, labels).save(tmp_path / "other")
+    new = IndexFolder.create(tmp_path / "new", 12, ModelFolder(tmp_path / "other").describe())
+    new.add(Encoder.load(tmp_path / "other").codes(paths), pa.table({"path": paths}))
+    shutil.copytree(made.index, tmp_path / "index")
+    with running(tmp_path / "index", "--model", made.exported, "--port", 0) as server:
+
+        def found():
+            image = {"image": ("a.jpg", Path(paths[5]).read_bytes())}
+            response = httpx.post(f"{server.address}/v1/search", files=image, timeout=120)
+            return response.json()["index"]["n_bits"], response.json()["hits"][0]["distance"]
+
+        assert found() == (20, 0)
+        IndexFolder.open(tmp_path / "index").promote(new)
+        assert found() == (12, 0)
+        os.kill(server.server, signal.SIGKILL)
+        assert found() == (12, 0)
+        assert server.stop() == 0
 
 
 def test_a_killed_server_process_is_replaced(started):

@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ import typer
 import hashlens
 from hashlens.cli import about, encode, index, results, search, train, unlabelled
 from hashlens.errors import HashlensError, MissingExtra, Stopped, StorageError, extra_of
+from hashlens.ranks import joined
 
 ClickException: Any = typer.BadParameter.__mro__[2]  # typer contains a click of its own, or uses the public one
 
@@ -32,7 +34,8 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names can be any bytes
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        with joined() if sys.argv[1:2] == ["train"] else nullcontext():  # the one command that ranks share
+            sys.exit(app(standalone_mode=False) or 0)
     except ClickException as error:
         help_asked = type(error).__name__ == "NoArgsIsHelpError"
         where = error.ctx.command_path if getattr(error, "ctx", None) else "hashlens"

@@ -139,7 +139,7 @@ def sync_(
     opened = open_source(source, labels="optional", progress=progress.say)
     changes = find_changes(folder, opened)
     if dry_run:
-        found = {name: len(rows) for name, rows in changes._asdict().items()}
+        found = changes.counted()
     else:
         encoder = cache(lambda: find_encoder(folder, model))
         with progress.bar("images", len(changes.added) + len(changes.changed)) as advance:

@@ -18,6 +18,7 @@ from hashlens.data.sources import SOURCES, Columns
 from hashlens.errors import UsageError
 from hashlens.files import expanded
 from hashlens.progress import Progress
+from hashlens.ranks import current
 
 if TYPE_CHECKING:
     from hashlens.data import Source
@@ -69,7 +70,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        print("finishing the step and saving; press Ctrl-C again to stop at once", file=sys.stderr)
+        if current().first:
+            print("finishing the step and saving; press Ctrl-C again to stop at once", file=sys.stderr)
 
     before = signal.signal(signal.SIGINT, ask)
     try:

@@ -156,6 +156,9 @@ def serve(
     max_connections: Annotated[int, Option(min=1, help="Connections at once.", **LIMITS)] = 1_000,
     per_address: Annotated[int, Option(min=1, help="Of these, and of requests, per client.", **LIMITS)] = 100,
     thumbnail_cache: Annotated[float, Option(min=0, help="Megabytes of thumbnails in memory.", **LIMITS)] = 64,
+    scrub_seconds: Annotated[
+        float, Option(min=0, help="Between two comparisons of the index with its checksums; 0: none.", **LIMITS)
+    ] = 600,
     kept: KEPT = None,
 ) -> None:
     """Serve the search page and its HTTP interface, for an index or for images.
@@ -186,6 +189,7 @@ def serve(
         max_connections=max_connections,
         per_address=per_address,
         thumbnail_cache=int(thumbnail_cache * million),
+        scrub_seconds=scrub_seconds,
     )
 
     def serving() -> Serving:
@@ -208,6 +212,8 @@ def serve(
         say(f"port {port} is taken; using {found}")
     if allow_anyone and not is_loopback(host):
         say(f"warning: everyone who reaches {host} may search")
+    if images is None and not is_loopback(host):
+        say("note: images are shown from the folders that the index names; --images FOLDER shows only those below it")
     named = Named(index, model, engine, at, tuple(settings or ()), kept)
     with sock:
         supervise(named, serving, sock, say=say, ready=partial(print, flush=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from hashlens.errors import UsageError, require
 from hashlens.features.networks import BACKBONES
 from hashlens.files import quoted, require_own
 from hashlens.progress import Progress, counted
+from hashlens.ranks import Ranks, current
 
 if TYPE_CHECKING:
     from hashlens.data import Source
@@ -120,18 +122,24 @@ def train(
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Learn a hasher from labelled images, encode them and print MAP."""
+    """Learn a hasher from labelled images, encode them and print MAP.
+
+    Several processes train one model: torchrun --nproc-per-node=2 -m hashlens train ...; see docs/scale-out.md.
+    """
     from hashlens.results.runs import load_config
 
-    progress = Progress(quiet)
+    ranks = current()
+    progress = Progress(quiet or not ranks.first)
     if resume is not None:
         if set(options.typed(context)) - {"resume", "from_file", "as_json", "quiet"}:
             raise UsageError("--resume takes everything from the run's folder; omit the source and other options")
-        config, out = load_config(resume), resume
+        config, out = json.loads(ranks.from_first(lambda: json.dumps(load_config(resume)).encode())), resume
         typed = config
     else:
         config, typed = _asked(context.params)
         if tune is not None:
+            if ranks.size > 1:
+                raise UsageError("--tune tries settings in one process; run hashlens tune without torchrun first")
             if splits > 1:
                 raise UsageError("--tune would see the queries of all splits but one; omit --splits")
             if triplets or preset:
@@ -139,6 +147,20 @@ def train(
                 raise UsageError(f"--tune chooses settings by labels, which {what} does without; omit one of the two")
             return _tune(config, typed, out, from_file, progress, as_json, time=tune)
         out = out or _usual_folder(config, source)
+    _require_ranks(ranks, config)
+    if ranks.first:
+        _require_free(out, config, resumed=resume is not None)
+    opened = options.open_source_of(typed, from_file, progress)
+    result = _run(opened, config, out, progress, triplets=typed.get("triplets"))
+    if result is not None:
+        _finish(result, out, as_json, _following(opened, out))
+
+
+def _require_free(out: Path, config: dict[str, Any], resumed: bool) -> None:
+    """Refuse a folder that contains something else, or a run that is finished."""
+    from hashlens.results.runs import load_config
+
+    if not resumed:
         require_own(out, RUN, "a run")
         if (out / "cells").exists():
             raise UsageError(f"{out} is the folder of a comparison; choose another --out")
@@ -148,9 +170,18 @@ def train(
                 " choose another --out"
             )
     _require_unfinished(out)
-    opened = options.open_source_of(typed, from_file, progress)
-    result = _run(opened, config, out, progress, triplets=typed.get("triplets"))
-    _finish(result, out, as_json, _following(opened, out))
+
+
+def _require_ranks(ranks: Ranks, config: dict[str, Any]) -> None:
+    """Refuse what several ranks cannot do together."""
+    from hashlens.hashers.methods import METHODS
+
+    if ranks.size == 1:
+        return
+    if not METHODS[config["method"]].deep:
+        raise UsageError(f"{config['method']} is not trained in steps that ranks could share; run it without torchrun")
+    if "splits" in config:
+        raise UsageError("--splits are trained one after the other in one process; omit it, or run without torchrun")
 
 
 @app.command()
@@ -337,7 +368,8 @@ def _run(
     *,
     triplets: str | Path | None = None,
     replace: bool = False,
-) -> dict[str, Any]:
+) -> Any:
+    """Its result; None on all ranks but the first."""
     from hashlens.data import make_protocols
     from hashlens.files import alone_in, storage_errors
     from hashlens.results import runs
@@ -356,7 +388,7 @@ def _run(
     if replace:
         with storage_errors(out):
             (out / "checkpoint.safetensors").unlink(missing_ok=True)
-    with alone_in(out), options.interruptible() as stop:
+    with alone_in(out) if current().first else nullcontext(), options.interruptible() as stop:
         return runs.run(
             source, protocol, hasher, out,
             config=config, triplets=pairs, more_splits=more_splits,

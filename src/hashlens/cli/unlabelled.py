@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,8 +89,8 @@ def find(
     for what, file in (("page", html), ("table", csv)):
         if file is not None:
             say.say(f"{what:<8} {file}")
-    if html is None and result.groups and not as_json:
-        print(f"next     hashlens duplicates {quoted(source)} --html duplicates.html", file=sys.stderr)
+    if html is None and move_to is None and result.groups and not as_json:
+        say.say(f"next     hashlens duplicates {quoted(source)} --html duplicates.html")
 
 
 @duplicates.command()

@@ -70,9 +70,12 @@ def read_clicks(folder: Path) -> list[Triplet]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the clicks in {path} ({error}); restore or remove the file") from error
     whole = text[: text.rfind("\n") + 1]
-    # line by line: a quote that a crash has left open must not swallow the lines below it
-    rows = (row for line in whole.split("\n") for row in csv.reader([line]))
-    found = [(row[0], row[1], row[2]) for row in rows if len(row) == 3 and all(row)]
+    found = []
+    for number, line in enumerate(whole.split("\n"), 1):
+        try:  # line by line: a quote that a crash has left open must not swallow the lines below it
+            found += [(row[0], row[1], row[2]) for row in csv.reader([line]) if len(row) == 3 and all(row)]
+        except csv.Error as error:
+            raise DataError(f"line {number} of {path} is malformed ({error}); remove that line") from error
     return [row for row in found if row != HEADER]
 
 

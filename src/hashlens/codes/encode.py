@@ -12,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image
 
+from hashlens.checksums import hash_of_file
 from hashlens.codes import MANIFEST, Codes
 from hashlens.codes.encoder import Encoder
-from hashlens.codes.folder import SHARD_SIZE, CodesFolder, content_hash
+from hashlens.codes.folder import SHARD_SIZE, STAMPS, CodesFolder, content_hash
 from hashlens.data import Columns
-from hashlens.data.images import FileImages, Images, UnreadableImage
+from hashlens.data.images import MAX_BYTES, FileImages, Images, UnreadableImage
 from hashlens.data.sources import Source, open_source
 from hashlens.errors import DataError, Stopped, StorageError, UsageError, require
-from hashlens.files import alone_in, require_room
+from hashlens.files import alone_in, require_room, size_and_mtime
 from hashlens.progress import Progress, counted
 
 FINISH_SECONDS = 10  # a shard that is nearly done is finished even when asked to stop
@@ -161,18 +163,27 @@ def _drop_damaged(folder: CodesFolder, opened: Source, progress: Progress) -> No
 def encode_rows(
     encoder: Encoder, table: pa.Table, images: Images, done: Callable[[int], None] | None = None
 ) -> pa.Table:
-    """Listed images in; their paths, labels, sizes and times out, each with its code or the reason it has none."""
+    """Listed images in; their paths, labels and stamps out, each with its code or the reason it has none."""
     listed = ListedImages(table, images)
     codes = encoder.codes(listed, done)
-    columns = {name: table[name] for name in ("path", "labels", "size", "mtime") if name in table.column_names}
+    columns = {name: table[name] for name in ("path", "labels", *STAMPS) if name in table.column_names}
     if listed.on_disk:
-        status = np.array([listed.status.get(row, (0, 0)) for row in range(len(table))], np.int64)
-        columns |= {"size": pa.array(status[:, 0]), "mtime": pa.array(status[:, 1])}
+        stamps = np.array([listed.stamps.get(row, (0, 0, 0)) for row in range(len(table))], np.int64).reshape(-1, 3)
+        columns |= {name: pa.array(stamps[:, at]) for at, name in enumerate(STAMPS)}
     columns["code"] = pa.array([row.tobytes() for row in codes.packed], pa.binary())
     if codes.second is not None:
         columns["second"] = pa.array([row.tobytes() for row in codes.second.packed], pa.binary())
     columns["reason"] = pa.array([listed.failed.get(row) for row in range(len(table))], pa.string())
     return pa.table(columns)
+
+
+def stamps_of(path: str) -> tuple[int, int, int]:
+    """STAMPS of a file, 0 where they are not known; the time comes first, so that a change in between is seen later."""
+    size, mtime = size_and_mtime(path)
+    with suppress(OSError):
+        if 0 < size <= MAX_BYTES:  # no pipe, no device, and nothing that is not decoded either
+            return size, mtime, hash_of_file(path)
+    return size, mtime, 0
 
 
 def codes_in(encoded: pa.Table, n_bits: int, second_bits: int = 0) -> Codes:
@@ -203,7 +214,7 @@ class ListedImages(Images):
     def __init__(self, table: pa.Table, images: Images):
         self.names = table["path"].to_pylist()
         self.failed: dict[int, str] = {}
-        self.status: dict[int, tuple[int, int]] = {}  # size and mtime of each file when it was read
+        self.stamps: dict[int, tuple[int, int, int]] = {}  # of each file when it was read
         self.on_disk = isinstance(images, FileImages) and "offset" not in table.column_names
         self._images = images
 
@@ -213,8 +224,7 @@ class ListedImages(Images):
     def image(self, row: int, at_least: int | None = None) -> Image.Image:
         try:
             if self.on_disk:
-                status = Path(self.names[row]).stat()
-                self.status[row] = status.st_size, status.st_mtime_ns
+                self.stamps[row] = stamps_of(self.names[row])
             return self._images.image(row, at_least)
         except OSError:
             self.failed[row] = "gone"  # it was there when the list was made

@@ -6,7 +6,8 @@ codes/
   list.parquet                   all images to encode, in order; it only grows
   shard-000000000.codes.npy      uint8 (n, ceil(n_bits / 8)), bits in the order of np.packbits
   shard-000000000.second.npy     the second codes in the same form, if the model makes these
-  shard-000000000.items.parquet  path, labels (where there are any), size, mtime in nanoseconds; row i is that of code i
+  shard-000000000.items.parquet  path, labels (where there are any), size, mtime in nanoseconds and hash of the content
+                                 (of files); row i is that of code i
   skipped.csv                    images that have no code, each with its reason
 
 A shard is a range of rows of the list, named by the first. Only what the manifest names counts. It is replaced after
@@ -41,8 +42,9 @@ from hashlens.codes.model import MODEL, ModelFolder
 from hashlens.errors import DataError, HashlensError, MismatchError, StorageError, UsageError
 from hashlens.files import replacing, require_own, storage_errors, sync, write_csv
 from hashlens.machine import blocks
-from hashlens.schema import SHA256, TEXT, conform, optional, whole
+from hashlens.schema import SHA256, TEXT, conform, load_array, load_table, optional, whole
 
+STAMPS = ("size", "mtime", "hash")
 FORMAT, BEFORE = "hashlens codes folder 3", "hashlens codes folder 2"
 SHARD_SIZE = 65_536  # images: minutes of work, some hundred kilobytes of codes
 LIST, SKIPPED = "list.parquet", "skipped.csv"
@@ -109,17 +111,16 @@ class Shard:
         try:
             lengths = (self.n_bits, self.second_bits)
             codes, *second = (
-                Codes(np.load(io.BytesIO(content), allow_pickle=False), n_bits)
+                Codes(load_array(io.BytesIO(content)), n_bits)
                 for content, n_bits in zip((codes_of, *second_of), lengths, strict=False)
             )
             codes = replace(codes, second=second[0]) if second else codes
-            items = pq.read_table(pa.BufferReader(items_of))
-            items.validate(full=True)
+            items = load_table(pa.BufferReader(items_of))
             if not len(codes) == len(items) == self.n:
                 raise ValueError(f"{len(codes):,} codes and {len(items):,} images instead of {self.n:,}")
             if _items(items).schema != items.schema or items["path"].null_count:
                 raise ValueError("it has other columns")
-        except (KeyError, ValueError, EOFError, pa.ArrowException, HashlensError) as error:
+        except (KeyError, ValueError, pa.ArrowException, HashlensError) as error:
             raise damaged(self.folder / self.name, " ".join(str(error).split())[:200], AGAIN) from error
         return codes, items
 
@@ -253,7 +254,7 @@ class CodesFolder:
                 content = (self.path / LIST).read_bytes()
                 if hashlib.sha256(content).hexdigest() not in self.list["files"]:
                     raise ValueError("it has changed since it was written")
-                table = pq.read_table(pa.BufferReader(content)).slice(0, self.list["n"])
+                table = load_table(pa.BufferReader(content)).slice(0, self.list["n"])
                 table = table.select(self.list["columns"])
                 if content_hash(table) != self.list["sha256"]:
                     raise ValueError("it has changed since it was written")
@@ -498,8 +499,8 @@ def _changed_at(path: str) -> int:
 
 def _items(table: pa.Table) -> pa.Table:
     """The columns of a shard in their order and types; sizes and times that are not known are null."""
-    types = {"path": pa.string(), "labels": pa.list_(pa.string()), "size": pa.int64(), "mtime": pa.int64()}
+    types = {"path": pa.string(), "labels": pa.list_(pa.string())} | dict.fromkeys(STAMPS, pa.int64())
     columns = {name: table[name].cast(kind) for name, kind in types.items() if name in table.column_names}
-    for name in ("size", "mtime"):
+    for name in STAMPS[:2]:
         columns.setdefault(name, pa.nulls(len(table), types[name]))
     return pa.table({name: columns[name] for name in types if name in columns})

@@ -22,6 +22,7 @@ from hashlens.data.labels import Labels
 from hashlens.errors import DataError
 from hashlens.files import write_text
 from hashlens.progress import counted
+from hashlens.schema import parse_json
 
 ROLES = ("train", "query", "database")
 
@@ -116,7 +117,7 @@ class Protocol:
     def load(cls, path: Path) -> Protocol:
         """Read what `save` wrote; refuse rows that were changed."""
         try:
-            saved = json.loads(path.read_text(encoding="utf-8"))
+            saved = parse_json(path.read_bytes())
             facts = {key: saved[key] for key in ("name", "topk", "seed", "description", *ROLES)}
             expected = saved["sha256"]
             protocol = cls(**facts)

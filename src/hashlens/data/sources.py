@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hashlens.errors import DataError, StorageError, UsageError
 from hashlens.files import cache_dir, expanded, is_utf8, shown, write_text
 from hashlens.progress import counted
+from hashlens.schema import parse_json
 
 if TYPE_CHECKING:  # not imported at run time, so that `hashlens --help` is quick
     import pyarrow as pa
@@ -404,7 +405,7 @@ def readable(source: Source, progress: Progress | None = None, again: bool = Fal
     known: dict[str, str] = {}
     if marks and not again:
         with suppress(OSError, ValueError, TypeError):  # none yet, or damaged: then all are checked
-            known = dict(json.loads(memory.read_text(encoding="utf-8")))
+            known = dict(parse_json(memory.read_bytes()))
     unsure = [row for row in range(len(images)) if not marks or known.get(images.names[row]) != marks[row]]
     if not unsure:
         return source

@@ -1,7 +1,7 @@
 """Thumbnails of the images of an index.
 
-Only files in the folders that the index was made from are opened: the common folders of the paths of each part. A link
-that leads out of them is not followed.
+Only files below a root are opened: the folder that the user names, or else the folders that the index was made from,
+which are the common folders of the paths of each part. A link that leads out of them is not followed.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ def file_of(roots: list[str], path: str, moved_to: Path | None = None) -> Path |
     """The file of an image, or its bytes in a tar file."""
     before, inside, member = path.partition(f".tar{INSIDE}")
     file = f"{before}.tar" if inside else path
-    if moved_to is not None:
-        file = os.fspath(moved_to / os.path.relpath(file, os.path.commonpath(roots)))
-        roots = [os.fspath(moved_to)]
     place = Path(file).resolve()
+    if moved_to is not None:
+        if not place.is_relative_to(moved_to.resolve()):
+            place = (moved_to / os.path.relpath(file, os.path.commonpath(roots))).resolve()
+        roots = [os.fspath(moved_to)]
     if not place.is_file() or not any(place.is_relative_to(Path(root).resolve()) for root in roots):
         raise FileNotFoundError(path)
     if not inside:

@@ -7,11 +7,14 @@ kind of copy are found, because other exposures of a scene correlate too (benchm
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from hashlens.codes import Codes
 from hashlens.duplicates.align import agreement
 from hashlens.duplicates.looks import BITS, ZOOMS, has_border, turned, turning
+from hashlens.errors import require_going
 from hashlens.index.memory import HammingIndex
 from hashlens.machine import blocks, in_threads
 from hashlens.progress import Progress
@@ -24,13 +27,13 @@ CORRELATION, PARTS, OVERLAP = 0.8, 4, 0.5  # at least, of a copy; with few parts
 AT_ONCE = 32  # pairs that are aligned together: more would not fit into the processor's cache
 
 
-def copies(looks: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+def copies(looks: np.ndarray, progress: Progress | None = None, stop: Callable[[], bool] = lambda: False) -> np.ndarray:
     """(n, 2) rows of looks, the smaller first."""
     found: set[tuple[int, int]] = set()
     for first, second, maps in candidates(looks):
         pairs = list(zip(first.tolist(), second.tolist(), strict=True))
         left = np.array([place for place, pair in enumerate(pairs) if pair not in found], np.int64)
-        good = is_copy(judged(looks, first[left], second[left], maps[left], progress))
+        good = is_copy(judged(looks, first[left], second[left], maps[left], progress, stop))
         found.update(pairs[place] for place in left[good])
     return np.array(sorted(found), np.int64).reshape(-1, 2)
 
@@ -92,7 +95,12 @@ def _squares(boxes: np.ndarray) -> np.ndarray:
 
 
 def judged(
-    looks: np.ndarray, first: np.ndarray, second: np.ndarray, maps: np.ndarray, progress: Progress | None = None
+    looks: np.ndarray,
+    first: np.ndarray,
+    second: np.ndarray,
+    maps: np.ndarray,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> np.ndarray:
     """(n, 3): correlation, parts and overlap of each pair, see `agreement`."""
     # the image that shows less detail of what is common is compared at its own pixels
@@ -105,6 +113,7 @@ def judged(
     with (progress or Progress(quiet=True)).bar("comparing", len(first)) as advance:
 
         def work(part: slice) -> None:
+            require_going(stop)
             found[part] = agreement(greys, colours, boxes, first[part], second[part], maps[part])
             advance(part.stop - part.start)
 

@@ -18,9 +18,10 @@ import numpy as np
 from hashlens.codes import Codes
 from hashlens.duplicates.copies import copies
 from hashlens.duplicates.looks import has_border, looks_of
-from hashlens.errors import DataError, UsageError
-from hashlens.files import cache_dir, shown, state_dir, write_json
+from hashlens.errors import DataError, UsageError, require_going
+from hashlens.files import alone_in, cache_dir, shown, state_dir, write_json
 from hashlens.index.catalog import Catalog
+from hashlens.index.library import skipped_in
 from hashlens.index.memory import HammingIndex
 from hashlens.progress import Progress, counted
 from hashlens.schema import SHA256, TEXT, conform, parse_json
@@ -34,6 +35,7 @@ KINDS = {
 CLEARLY, SLIGHTLY = 0.75, 0.97  # of the best: what is below is clearly or slightly worse
 AT_ONCE = 1024  # images whose look-alikes are looked up at a time
 IGNORED = "duplicates-ignored.json"  # what a person has decided
+LOCK, WAIT = ".hashlens-duplicates.lock", 10.0  # seconds: each of these files is written in no time
 SEEN, MOST_SEEN = "duplicates-seen.json", 20_000  # groups that `ignore` can name
 
 
@@ -124,11 +126,12 @@ def find_duplicates(
     """
     shows = Progress.of(progress)
     sources = [source] if against is None else [source, against]
-    parts = []
+    parts, skipped = [], list[str]()
     for number, name in enumerate(sources):
         index = open_index(os.fspath(name), model, at=at if number == 0 else None, progress=shows, stop=stop)
         paths, codes = listed(index)
         parts.append((paths, codes, looks_of(index, paths, shows, stop)))
+        skipped += skipped_in(index.path)
     if against is not None and parts[0][1].n_bits != parts[1][1].n_bits:
         raise UsageError(f"{source} and {against} have codes of different lengths; use one model for both")
     paths = [path for part in parts for path in part[0]]
@@ -142,9 +145,10 @@ def find_duplicates(
     result = Duplicates(
         os.fspath(source), int(readable[~other].sum()), against=None if against is None else os.fspath(against)
     )
-    result.unreadable = [path for path, good in zip(paths, readable, strict=True) if not good]
+    result.unreadable = sorted([*skipped, *(path for path, good in zip(paths, readable, strict=True) if not good)])
     rows = np.flatnonzero(readable)
-    search = _Search([paths[row] for row in rows], codes[rows], looks[rows], other[rows], against is not None, shows)
+    across = against is not None
+    search = _Search([paths[row] for row in rows], codes[rows], looks[rows], other[rows], across, shows, stop)
     result.groups = search.groups(codes.n_bits // 8 if radius is None else radius)
     result.n_ignored = search.n_ignored
     _remember(result.groups)
@@ -169,9 +173,17 @@ class _Search:
     """Images in, groups out, heading by heading."""
 
     def __init__(
-        self, paths: list[str], codes: Codes, looks: np.ndarray, other: np.ndarray, across: bool, progress: Progress
+        self,
+        paths: list[str],
+        codes: Codes,
+        looks: np.ndarray,
+        other: np.ndarray,
+        across: bool,
+        progress: Progress,
+        stop: Callable[[], bool],
     ):
-        self.codes, self.looks, self.other, self.across, self.progress = codes, looks, other, across, progress
+        self.codes, self.looks, self.other, self.across = codes, looks, other, across
+        self.progress, self.stop = progress, stop
         left, top, right, bottom = looks["boxes"][:, 1].T
         self.inside = np.where(has_border(looks), (right - left) * (bottom - top), 1.0)
         self.pixels = looks["width"].astype(float) * looks["height"] * self.inside  # of a border none
@@ -207,7 +219,7 @@ class _Search:
                 yield from ((apart[0], row) for row in alike if row not in (alike[0], apart[0]))
 
     def _copies(self, rows: np.ndarray, radius: int) -> Iterator[tuple[int, int]]:
-        for first, second in copies(self.looks[rows], self.progress).tolist():
+        for first, second in copies(self.looks[rows], self.progress, self.stop).tolist():
             yield int(rows[first]), int(rows[second])
 
     def _alike(self, rows: np.ndarray, radius: int) -> Iterator[tuple[int, int]]:
@@ -220,6 +232,7 @@ class _Search:
         if len(rows):
             index.add(codes)
         for start in range(0, len(rows), AT_ONCE):
+            require_going(self.stop)
             near = index.within(codes[start : start + AT_ONCE], radius)
             for row, (_, ids) in enumerate(near, start=start):
                 yield from ((int(rows[row]), int(rows[other])) for other in ids[ids > row])
@@ -316,9 +329,9 @@ def _ignored_groups() -> list[dict[str, Any]]:
 
 def _remember(groups: Sequence[Group]) -> None:
     """So that `ignore` knows groups by name."""
-    file = cache_dir() / SEEN
     new = {group.name: sorted({image.sha256 for image in group.images}) for group in groups}
-    write_json(file, dict([*(_seen() | new).items()][-MOST_SEEN:]))
+    with alone_in(cache_dir(), LOCK, wait=WAIT):
+        write_json(cache_dir() / SEEN, dict([*(_seen() | new).items()][-MOST_SEEN:]))
 
 
 def _seen() -> dict[str, list[str]]:
@@ -331,12 +344,14 @@ def _seen() -> dict[str, list[str]]:
 
 def ignore(names: Sequence[str]) -> int:
     """Never report the images of these groups as duplicates of one another again; how many groups are ignored now."""
-    seen, groups = _seen(), _ignored_groups()
+    seen = _seen()
     if unknown := [name for name in names if name not in seen]:
         raise UsageError(f"no group {unknown[0]} was found before; give a name that hashlens duplicates has printed")
-    known = {group["name"] for group in groups}
-    groups += [{"name": name, "sha256": seen[name]} for name in dict.fromkeys(names) if name not in known]
-    write_json(state_dir() / IGNORED, groups)
+    with alone_in(state_dir(), LOCK, wait=WAIT):
+        groups = _ignored_groups()
+        known = {group["name"] for group in groups}
+        groups += [{"name": name, "sha256": seen[name]} for name in dict.fromkeys(names) if name not in known]
+        write_json(state_dir() / IGNORED, groups)
     return len(groups)
 
 

@@ -10,12 +10,14 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from hashlens.checksums import block_sums, sum_of
 from hashlens.data.images import INSIDE, decode, tar_of
 from hashlens.data.thumbnails import file_of
 from hashlens.duplicates.align import PART, SIDE, TEXTURE
@@ -48,7 +50,7 @@ LOOK = np.dtype(
 )
 WHOLE = (0.0, 0.0, 1.0, 1.0)
 KEPT = np.dtype([("name", np.uint8, 16), ("size", np.int64), ("mtime", np.int64), ("look", LOOK)])
-VERSION = "looks-1"  # changes with what a look holds, so that no older one is used
+VERSION = "looks-2"  # changes with what a look holds, so that no older one is used
 SAVED = 2_048  # images between two saves
 MANY_PARTS = 16  # are joined
 
@@ -95,25 +97,29 @@ def _key(mark: Any) -> tuple[bytes, int, int]:
 
 def _kept(place: Path) -> np.ndarray:
     parts = [np.empty(0, KEPT)]
-    for file in sorted(place.glob("*.npy")):
-        try:
-            part = np.load(file, mmap_mode="r")
-        except (OSError, ValueError):  # damaged: those images are looked at again
-            continue
-        if part.dtype == KEPT:  # of this version
-            parts.append(part)
+    for file in sorted(place.glob("*.looks")):
+        with suppress(OSError, ValueError):
+            content = file.read_bytes()
+            if file.stem[-32:] == _sum(content):  # else damaged: those images are looked at again
+                parts.append(np.frombuffer(content, KEPT))
     return np.concatenate(parts)
+
+
+def _sum(content: bytes) -> str:
+    return sum_of(block_sums(content))
 
 
 def _save(place: Path, new: np.ndarray, whole: np.ndarray | None, progress: Progress) -> None:
     """Add a part; if `whole` is given and there are many parts, it replaces all of them."""
-    files = sorted(place.glob("*.npy"))
-    number = int(files[-1].stem) + 1 if files else 0
+    files = sorted(place.glob("*.looks"))
+    number = int(files[-1].stem[:6]) + 1 if files else 0
     joined = whole is not None and len(files) >= MANY_PARTS
     written = whole if whole is not None and joined else new
+    written = written[written["look"]["digest"].any(axis=1)]  # what could not be read now may be readable later
+    content = written.tobytes()
     try:
-        with replacing(place / f"{number:06d}.npy") as temporary, temporary.open("wb") as file:
-            np.save(file, written)
+        with replacing(place / f"{number:06d}-{_sum(content)}.looks") as temporary:
+            temporary.write_bytes(content)
         for old in files if joined else ():
             old.unlink(missing_ok=True)
     except StorageError as error:
@@ -179,9 +185,11 @@ def _content(grey: np.ndarray) -> tuple[float, float, float, float]:
     left, top, right, bottom = 0, 0, width, height
     for _ in range(2):  # once more without the other pair of margins
         top, bottom = _between(grey[:, left:right])
+        if top >= bottom:  # an image of a few pixels
+            return WHOLE
         left, right = _between(grey[top:bottom].T)
-    if left >= right or top >= bottom:  # an image of a few pixels
-        return WHOLE
+        if left >= right:
+            return WHOLE
     return left / width, top / height, right / width, bottom / height
 
 

@@ -1,6 +1,7 @@
 """Batches of features in, one array out, computed once: then it is mapped from a file in the cache and checked."""
 
 import re
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import numpy as np
 
 from hashlens.checksums import FILE, CheckedFile, damaged, describe_file, read_sealed, write_sealed
 from hashlens.errors import DataError
-from hashlens.files import cache_dir, replacing, require_room
+from hashlens.files import cache_dir, replacing, require_room, storage_errors
 from hashlens.progress import Progress
+from hashlens.ranks import ALONE, Ranks, same_folder
 from hashlens.schema import conform, whole
 
 FACTS = {"shape": [whole()], "dtype": re.compile("float(16|32|64)"), **FILE}
@@ -24,34 +26,46 @@ def kept(
     *,
     what: str = "features",
     progress: Progress | None = None,
+    ranks: Ranks = ALONE,
 ) -> np.ndarray:
     """The array (n, ...) of all `batches`, pairs of rows and their values, read-only.
 
-    `key` is a hash of everything the values depend on. `batches` is not read if the array is in the cache.
+    `key` is a hash of everything the values depend on. `batches` is not read if the array is in the cache. With several
+    `ranks`, each must give all batches; of those that have the same cache, one writes.
     """
     progress = progress or Progress(quiet=True)
     folder = cache_dir() / "features"
     path, facts = folder / f"{key}.values.npy", folder / f"{key}.json"
     again = f"{what} are computed again"
     _adopt(folder / f"{key}.npy", path, facts)
+    found = None
     if path.exists():
         try:
-            return _load(path, facts, n, again)
+            found = _load(path, facts, n, again)
         except DataError as error:
             progress.say(f"note: {error.message}")
-    with replacing(path) as temporary, progress.bar(what, n) as advance:
-        out: np.memmap | None = None
-        for rows, values in batches:
-            if out is None:
-                shape = (n, *values.shape[1:])
-                require_room(path.parent, int(np.prod(shape)) * np.dtype(dtype).itemsize, "the features")
-                out = np.lib.format.open_memmap(temporary, "w+", dtype, shape)
-            out[rows] = values
-            advance(len(values))
-        assert out is not None, "callers pass at least one image"
-        out.flush()
-        del out
-        _describe(temporary, facts)
+    if not ranks.any(found is None):
+        assert found is not None
+        return found
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    if ranks.first_with(same_folder(folder)):
+        with replacing(path) as temporary, progress.bar(what, n) as advance:
+            out: np.memmap | None = None
+            for rows, values in batches:
+                if out is None:
+                    shape = (n, *values.shape[1:])
+                    require_room(path.parent, int(np.prod(shape)) * np.dtype(dtype).itemsize, "the features")
+                    out = np.lib.format.open_memmap(temporary, "w+", dtype, shape)
+                out[rows] = values
+                advance(len(values))
+            assert out is not None, "callers pass at least one image"
+            out.flush()
+            del out
+            _describe(temporary, facts)
+    else:
+        deque(batches, maxlen=0)  # it computes its part for those that write
+    ranks.wait()
     return _load(path, facts, n, again)
 
 

@@ -19,6 +19,7 @@ from hashlens.errors import DataError, UsageError, require
 from hashlens.features.cache import kept
 from hashlens.machine import blocks, one_blas_thread, work_ahead
 from hashlens.progress import Progress
+from hashlens.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -111,33 +112,41 @@ class Extractor:
         dtype: type[np.floating] = np.float32,
         what: str = "features",
         progress: Progress | None = None,
+        ranks: Ranks = ALONE,
     ) -> np.ndarray:
         """Outputs for all images, (n, ...), computed once and mapped from the cache.
 
-        Whatever leads to a code is float32. float16, with its 11 bits, does for maps that a network is trained on.
+        Whatever leads to a code is float32. float16, with its 11 bits, does for maps that a network is trained on. Each
+        of the `ranks` computes a part.
         """
         if len(images) == 0:
             raise DataError("no images given; give at least one")
         if images.whole is not None:
             whole, rows = images.whole
-            return self.cached(whole, flip=flip, dtype=dtype, what=what, progress=progress)[rows]
+            return self.cached(whole, flip=flip, dtype=dtype, what=what, progress=progress, ranks=ranks)[rows]
         settings = f"{self.key} {flip} {np.dtype(dtype)} {images.fingerprint()}"
         key = hashlib.sha256(settings.encode()).hexdigest()[:32]
+        ranks.require_same(features=key)
 
-        def outputs(rows: slice) -> tuple[slice, np.ndarray]:
+        def outputs(rows: slice) -> np.ndarray:
             batch = images.read(np.arange(rows.start, rows.stop), self.size)
             found = self(mirrored(batch) if flip else batch)
             if np.abs(found).max(initial=0) > np.finfo(dtype).max:
                 raise DataError("the outputs of the frozen blocks are too large to be kept; use --frozen-blocks 0")
-            return rows, found
+            return found
 
         def batches() -> Iterator[tuple[slice, np.ndarray]]:
             _ = self.forward  # built here, once, and not in each thread
+            parts, done = blocks(len(images), self.batch), 0
             with one_blas_thread():
-                yield from work_ahead(outputs, blocks(len(images), self.batch))
+                mine = work_ahead(outputs, ranks.turns(parts))
+                while done < len(images):  # a batch of each rank
+                    found = ranks.gathered(next(mine, None))
+                    yield slice(done, done + len(found)), found
+                    done += len(found)
 
         what += " of mirrored images" if flip else ""
-        return kept(key, len(images), batches(), dtype, what=what, progress=progress)
+        return kept(key, len(images), batches(), dtype, what=what, progress=progress, ranks=ranks)
 
 
 def extractor(kind: str) -> Extractor:
@@ -158,9 +167,9 @@ def extractor(kind: str) -> Extractor:
         return Extractor.of_network(build_blocks(backbone).eval(), size)
 
 
-def image_features(images: Images, kind: str, *, progress: Progress | None = None) -> np.ndarray:
+def image_features(images: Images, kind: str, *, progress: Progress | None = None, ranks: Ranks = ALONE) -> np.ndarray:
     """Fixed features (n, d) float32, computed once and kept in the cache."""
-    return extractor(kind).cached(images, progress=progress)
+    return extractor(kind).cached(images, progress=progress, ranks=ranks)
 
 
 def backbone_of(kind: str) -> str:

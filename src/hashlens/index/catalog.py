@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from hashlens.codes import Codes
 from hashlens.data.images import INSIDE
-from hashlens.errors import DataError, UsageError
+from hashlens.errors import Damaged, DataError, UsageError
 from hashlens.files import is_utf8
 from hashlens.index.items import Items, as_items
 from hashlens.index.memory import HammingIndex, Part
@@ -22,6 +22,8 @@ from hashlens.kernels import from_blocks
 
 class Catalog(HammingIndex):
     """Codes made by one model, with their paths and labels; ids count from 0."""
+
+    damage: Damaged | None = None  # found after it was opened: it must not be answered from any more
 
     def __init__(self, path: Path, n_bits: int, model: dict[str, str], *, second_bits: int = 0):
         super().__init__(n_bits, second_bits=second_bits)

@@ -2,9 +2,10 @@
 
 The one rule for "changed", which `index sync` and the index that follows a folder (library.py) share.
 
-An image has changed if its size, mtime or labels are not those that the index has; which time is later does not
-matter, so a clock that goes back does no harm. An image of which the index does not know size and mtime (one of an
-older version) counts as changed once.
+An image has changed if its size or labels are not those that the index has, or if its mtime is another and so is its
+content; which time is later does not matter, so a clock that goes back does no harm. One that was only touched keeps
+its code and its id, and the index notes the new time. An image of which the index does not know size and mtime (one of
+an older version) counts as changed once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from hashlens.checksums import hash_of_file
 from hashlens.codes.encoder import Encoder
 from hashlens.data.images import FileImages
 from hashlens.data.sources import Source
@@ -27,19 +29,56 @@ MARKED = ("size", "mtime", "labels")
 Mark = tuple[Any, Any, Any]  # of these
 
 
+class Known(NamedTuple):
+    """What an index knows of an image: its ids, and size, mtime, labels and hash of the last, if it is there twice."""
+
+    ids: list[int]
+    mark: Mark
+    hash: int | None  # neither None nor 0 if it is known
+
+
 class Changes(NamedTuple):
     added: list[int]  # rows of the source
     changed: list[int]
     deleted: list[int]  # ids of the index
+    touched: dict[int, int]  # ids of images that have another mtime, which is this one, but the same content
+
+    def counted(self) -> dict[str, int]:
+        """Of images that are not up to date."""
+        return {"added": len(self.added), "changed": len(self.changed), "deleted": len(self.deleted)}
 
 
 def find_changes(index: IndexFolder, source: Source) -> Changes:
     now, known = marks_of(source), marks_in(index)
+    differ, touched = find_changed(now, known)
     closed = tuple(f"{folder}/" for folder, _ in source.skipped_paths())  # nobody knows what is in there now
     added = [row for row, path in enumerate(now) if path not in known]
-    changed = [row for row, (path, mark) in enumerate(now.items()) if path in known and known[path][1] != mark]
-    deleted = [ids for path, (ids, _) in known.items() if path not in now and not path.startswith(closed)]
-    return Changes(added, changed, [id_ for ids in deleted for id_ in ids])
+    changed = [row for row, path in enumerate(now) if path in differ]
+    deleted = [one.ids for path, one in known.items() if path not in now and not path.startswith(closed)]
+    return Changes(added, changed, [id_ for ids in deleted for id_ in ids], touched)
+
+
+def find_changed(now: dict[str, Mark], known: dict[str, Known]) -> tuple[set[str], dict[int, int]]:
+    """The paths of images that have changed, and the ids of those that were only touched with their new mtime."""
+    changed: set[str] = set()
+    touched: dict[int, int] = {}
+    for path, one in known.items():
+        if path not in now or now[path] == one.mark:
+            continue
+        size, mtime, labels = now[path]
+        if one.hash and (size, labels) == (one.mark[0], one.mark[2]) and one.hash == _hash(path):
+            touched.update(dict.fromkeys(one.ids, int(mtime)))
+        else:
+            changed.add(path)
+    return changed, touched
+
+
+def _hash(path: str) -> int | None:
+    """Of the content of a file, if it can be read."""
+    try:
+        return hash_of_file(path)
+    except OSError:
+        return None
 
 
 def marks_of(source: Source) -> dict[str, Mark]:
@@ -54,15 +93,15 @@ def marks_of(source: Source) -> dict[str, Mark]:
     return {path: (*stamp, own or None) for path, stamp, own in zip(paths, stamps, labels, strict=True)}
 
 
-def marks_in(index: IndexFolder) -> dict[str, tuple[list[int], Mark]]:
-    """The ids and the mark of each image in the index; the mark of the last, if it is there twice."""
-    found: dict[str, tuple[list[int], Mark]] = {}
+def marks_in(index: IndexFolder) -> dict[str, Known]:
+    """By path."""
+    found: dict[str, Known] = {}
     for part in index.parts:
         places = part.still()
-        columns = [part.items().column(name).take(pa.array(places)).to_pylist() for name in ("path", *MARKED)]
-        for id_, path, size, mtime, labels in zip(part.ids(places).tolist(), *columns, strict=True):
-            ids = found[path][0] if path in found else []
-            found[path] = [*ids, id_], (size, mtime, labels or None)
+        columns = [part.items().column(name).take(pa.array(places)).to_pylist() for name in ("path", *MARKED, "hash")]
+        for id_, path, size, mtime, labels, hash_ in zip(part.ids(places).tolist(), *columns, strict=True):
+            ids = found[path].ids if path in found else []
+            found[path] = Known([*ids, id_], (size, mtime, labels or None), hash_)
     return found
 
 
@@ -81,9 +120,10 @@ def sync(
     """
     from hashlens.codes.encode import codes_in, encode_rows  # it loads Arrow's functions
 
-    added, changed, deleted = changes or find_changes(index, source)
-    known = {path: ids for path, (ids, _) in marks_in(index).items()} if changed else {}
+    added, changed, deleted, touched = changes or find_changes(index, source)
+    known = {path: one.ids for path, one in marks_in(index).items()} if changed else {}
     index.remove(deleted)
+    index.set_mtimes(touched)
     unreadable = {"added": 0, "changed": 0}
     both = [*((row, "added") for row in added), *((row, "changed") for row in changed)]
     for rows in blocks(len(both), STEP):

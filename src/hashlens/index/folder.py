@@ -4,7 +4,7 @@ INDEX/
   index.json              code length, model, parts with checksums, removed ids; replaced in one step
   part-00000.blocks.npy   (n_blocks, n_bytes, 64) uint8, 64 codes per block (kernels/), memory-mapped
   part-00000.second.npy   the second codes in the same form, if the index has these (`second_bits`)
-  part-00000.items.arrow  path, labels, size and mtime of each code, memory-mapped
+  part-00000.items.arrow  path, labels, size, mtime and hash of the file of each code, memory-mapped
   part-00000.items.sums   the checksum of each block of it
   part-00000.keys.npy, part-00000.keys.sums   which images these are (keys.py), once an addition has asked for it
   part-00000.ids.npy      (n,) int64, only after `compact`; otherwise ids are first_id, first_id + 1, …
@@ -24,11 +24,10 @@ repair.py restores everything else from codes or images.
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from itertools import pairwise
@@ -39,7 +38,7 @@ import numpy as np
 import pyarrow as pa
 
 from hashlens.checksums import FILE as OF_FILE
-from hashlens.checksums import CheckedFile, damaged, describe_file, read_sealed, write_sealed
+from hashlens.checksums import CheckedFile, compare_file, damaged, describe_file, read_sealed, write_sealed
 from hashlens.clicks.file import CLICKS
 from hashlens.codes import Codes
 from hashlens.codes.bits import MOST_LEVELS, require_levels
@@ -48,7 +47,7 @@ from hashlens.errors import Busy, DataError, HashlensError
 from hashlens.files import alone_in, quoted, replacing, require_own, require_room, storage_errors, sync
 from hashlens.index.catalog import Catalog
 from hashlens.index.items import BATCH, MappedItems, find_batches, write_items, write_sums
-from hashlens.index.keys import Keys, arranged, image_keys
+from hashlens.index.keys import Keys, arranged, image_keys, path_keys
 from hashlens.index.memory import Part
 from hashlens.index.merging import FULL, parts_to_join
 from hashlens.index.radius import N_VALUES, Tables, n_pieces, table_bytes
@@ -105,13 +104,16 @@ SCHEMA: dict[Any, Any] = {
 class IndexFolder(Catalog):
     """A catalog in a folder."""
 
-    def __init__(self, path: Path, facts: dict[str, Any] | None = None):
+    def __init__(self, path: Path, facts: dict[str, Any] | None = None, before: Catalog | None = None):
+        """`before` is the same index as it was: parts that it has too are not mapped and compared again."""
         self._stamp = _stamp(path)  # first, so that `changed` notices a change while the rest is read
         self.facts = facts or read_facts(path)
-        self._mapped: dict[str, tuple[dict[str, Any], int, Part]] = {}  # of each name: facts, number removed, part
+        self._mapped: dict[str, tuple[dict[str, Any], np.ndarray, Part]] = {}  # of each name: facts, removed, part
         self._keys: dict[str, Keys] = {}
         super().__init__(path, self.facts["n_bits"], self.facts["model"])
         self._parts: list[Part] | None = None
+        if isinstance(before, IndexFolder) and before.damage is None:
+            self._mapped = before._mapped
         self._take(self.facts)
 
     @property
@@ -159,16 +161,14 @@ class IndexFolder(Catalog):
             return cls(path)
 
     @classmethod
-    def open(cls, path: Path, *, to_add: bool = False, before: IndexFolder | None = None) -> Self:
+    def open(cls, path: Path, before: Catalog | None = None, *, to_add: bool = False) -> Self:
         """The index in a folder.
 
-        `to_add` reads no codes until they are asked for. `before` is the same index as it was opened before: parts
-        that it has are not read again.
+        `before` is the same index as it was opened before: parts that it has too are not mapped and compared again.
+        `to_add` reads no codes until they are asked for.
         """
         try:
-            index = cls(path)
-            if before is not None:
-                index._mapped = dict(before._mapped)
+            index = cls(path, before=before)
             if not to_add:
                 _ = index.parts
             return index
@@ -194,8 +194,9 @@ class IndexFolder(Catalog):
     ) -> np.ndarray:
         """Add codes with their paths and labels; returns the new ids, none if nothing was added.
 
-        With `only_new`, an image (a path with its code) that is in the index is not added, nor one that was removed,
-        unless removed ones are to be added `again`. Whoever adds often builds the `trees` once, at the end.
+        With `only_new`, an image (a path with its code) that is in the index is not added, nor one whose path was
+        removed, whatever its code is now, unless removed ones are to be added `again`. Whoever adds often builds the
+        `trees` once, at the end.
         """
         self.require_items(codes, items)
         keys = None
@@ -204,7 +205,7 @@ class IndexFolder(Catalog):
             self._merge()  # what was interrupted
             if only_new:
                 keys = image_keys(codes.packed, items.column("path"))
-                new = self._is_new(keys, again)
+                new = self._is_new(keys, items.column("path"), again)
                 codes, items, keys = codes[new], items.filter(pa.array(new)), keys[new]
             first = self.facts["next_id"]
             if len(codes):
@@ -231,6 +232,34 @@ class IndexFolder(Catalog):
                 self._save_trees()
         return np.arange(first, first + len(codes))
 
+    def set_mtimes(self, mtimes: Mapping[int, int]) -> None:
+        """Note when the files of these ids were touched, though their content is the same; ids and codes stay."""
+        ids = np.array(sorted(mtimes), np.int64)
+        if not len(ids):
+            return
+        with self._alone(), self._change() as facts:
+            for number, part in enumerate(self.parts):
+                places = part.places(ids)
+                if len(places):
+                    facts["parts"][number] = self._with_mtimes(facts, number, places, mtimes)
+
+    def _with_mtimes(
+        self, facts: dict[str, Any], number: int, places: np.ndarray, mtimes: Mapping[int, int]
+    ) -> dict[str, Any]:
+        """A part under a new name, since others may have the old one mapped; only its items are written again."""
+        part, own = facts["parts"][number], self.parts[number]
+        table = own.items().table()
+        column = table["mtime"].to_pylist()
+        for place, id_ in zip(places.tolist(), own.ids(places).tolist(), strict=True):
+            column[place] = mtimes[id_]
+        table = table.set_column(table.column_names.index("mtime"), "mtime", pa.array(column, pa.int64()))
+        name = f"part-{facts['next_part']:05d}"
+        facts["next_part"] += 1
+        for kind in part["files"].keys() - {"items.arrow", "items.sums"}:
+            link_file(self.path / f"{part['name']}.{kind}", self.path / f"{name}.{kind}")
+        files, batches = self._save_items(name, [table])
+        return part | {"name": name, "files": part["files"] | files, "batches": batches}
+
     def promote(self, new: IndexFolder) -> None:
         """Hold what another index holds, with its ids and its model, in one step; that one stays as it is."""
         with self._alone(), self._change() as facts:
@@ -254,7 +283,7 @@ class IndexFolder(Catalog):
     def recode(self, ids: np.ndarray, codes: Codes, model: dict[str, str]) -> None:
         """Replace the codes of all images by those of another model in one step; `ids` are those of all, in order.
 
-        Second codes stay. Removed images are forgotten: nobody knows their codes by the other model.
+        Second codes stay, and removed images stay removed.
         """
         with self._alone():
             self.verify()  # as in `compact`
@@ -264,7 +293,8 @@ class IndexFolder(Catalog):
             items = _items_of(self.parts)
             codes = Codes(codes.packed, codes.n_bits, before.second)
             with self._change() as facts:
-                facts |= {"n_bits": codes.n_bits, "model": model, "parts": [], "removed": None, "forgotten": None}
+                facts |= {"n_bits": codes.n_bits, "model": model}
+                self._forget(facts)
                 if len(ids):
                     facts["parts"] = [self._write_part(Part.of(codes, ids), items, facts)]
             self._save_trees()
@@ -281,7 +311,7 @@ class IndexFolder(Catalog):
     def compact(self) -> int:
         """Join all parts without the removed codes; returns how many codes were reclaimed.
 
-        8 bytes per removed image are kept, so that it is not added again by mistake.
+        16 bytes per removed image are kept, so that it is not added again by mistake.
         """
         with self._alone():
             self.verify()  # damaged files would be rewritten with checksums that say they are fine
@@ -289,11 +319,9 @@ class IndexFolder(Catalog):
             groups = self._to_compact()
             if all(len(group) == 1 and not self.parts[group[0]].n_removed for group in groups):
                 return 0
-            removed = np.union1d(self._load_numbered("forgotten"), self._removed_keys)
             with self._change() as facts:
-                before, facts["parts"], facts["removed"] = facts["parts"], [], None
-                if len(removed):
-                    facts["forgotten"] = self._save_numbered("forgotten", removed, facts)
+                before = facts["parts"]
+                self._forget(facts)
                 for group in groups:
                     parts = [self.parts[number] for number in group]
                     if len(group) == 1 and not parts[0].n_removed:
@@ -322,6 +350,12 @@ class IndexFolder(Catalog):
         with self._alone():
             self._save_trees()
 
+    def _forget(self, facts: dict[str, Any]) -> None:
+        """Drop all parts, and keep of removed images only their keys."""
+        facts["parts"], facts["removed"] = [], None
+        if len(keys := self._all_removed_keys()):
+            facts["forgotten"] = self._save_numbered("forgotten", keys, facts)
+
     def set_radius_tables(self, wanted: bool) -> None:
         """Write radius tables for all parts, now and whenever codes are added, or delete them."""
         with self._alone():
@@ -336,7 +370,14 @@ class IndexFolder(Catalog):
                         part["files"] |= self._save_tables(part["name"], own)
 
     def verify(self) -> int:
-        """Compare every file with its checksum; returns the number of files."""
+        """Compare every file with its checksum, and read all paths and labels; returns the number of files."""
+        n = self.compare_files()
+        for part in self.parts:
+            part.items().table()  # a stranger's file may agree with its checksum and still be nonsense
+        return n
+
+    def compare_files(self, pause: Callable[[int], Any] = lambda n_bytes: None) -> int:
+        """Compare every file with its checksum; `pause` is called with the number of bytes after some of them."""
         for name in ("index.json", f"index.json{COPY}"):
             try:
                 read_facts(self.path, name)
@@ -344,9 +385,7 @@ class IndexFolder(Catalog):
                 raise damaged(self.path / name, error, remedy(self.path)) from error
         files = self._files()
         for name, facts in files.items():
-            CheckedFile(self.path / name, facts, remedy(self.path)).whole()
-        for part in self.parts:
-            part.items().table()  # a stranger's file may agree with its checksum and still be nonsense
+            compare_file(self.path / name, facts, remedy(self.path), pause)
         return len(files) + 2
 
     @contextmanager
@@ -415,10 +454,8 @@ class IndexFolder(Catalog):
         files = {"blocks.npy": self._save(f"{name}.blocks.npy", part.blocks)}
         if part.second is not None:
             files["second.npy"] = self._save(f"{name}.second.npy", part.second)
-        place, sums = (self.path / f"{name}.items.{kind}" for kind in ("arrow", "sums"))
-        write_items(place, items)
-        write_sums(sums, place)
-        files |= {"items.arrow": describe_file(place), "items.sums": describe_file(sums)}
+        of_items, batches = self._save_items(name, items)
+        files |= of_items
         if keys is not None:
             files |= self._save_keys(name, keys)
         ids = part._ids
@@ -427,8 +464,14 @@ class IndexFolder(Catalog):
             files |= {kind: self._save(f"{name}.{kind}", ids) for kind in ("ids.npy", "ids.npy.copy")}
         if self.facts["radius_tables"]:
             files |= self._save_tables(name, part)
-        found = {"name": name, "n": len(part), "first_id": first_id, "files": files}
-        return found | {"batches": find_batches(place)}
+        return {"name": name, "n": len(part), "first_id": first_id, "files": files, "batches": batches}
+
+    def _save_items(self, name: str, items: Iterable[pa.Table]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """What index.json says of the files of the items, and where the items are in them."""
+        place, sums = (self.path / f"{name}.items.{kind}" for kind in ("arrow", "sums"))
+        write_items(place, items)
+        write_sums(sums, place)
+        return {"items.arrow": describe_file(place), "items.sums": describe_file(sums)}, find_batches(place)
 
     def _save_keys(self, name: str, keys: np.ndarray) -> dict[str, Any]:
         files = {"keys.npy": self._save(f"{name}.keys.npy", arranged(keys))}
@@ -465,8 +508,8 @@ class IndexFolder(Catalog):
             np.save(file, array)
         return describe_file(self.path / name)
 
-    def _is_new(self, keys: np.ndarray, again: bool) -> np.ndarray:
-        """Which keys are those of images that are to be added, (n,) bool; of equal ones, only the first."""
+    def _is_new(self, keys: np.ndarray, paths: pa.ChunkedArray, again: bool) -> np.ndarray:
+        """Which images, by their keys and paths, are to be added, (n,) bool; of equal ones, only the first."""
         self._make_keys()
         order = np.argsort(keys, kind="stable")
         asked = keys[order]
@@ -475,12 +518,12 @@ class IndexFolder(Catalog):
             if part["name"] not in self._keys:
                 self._keys[part["name"]] = self._map_keys(part)
             n_known += self._keys[part["name"]].count(asked)
-        removed = self._removed_keys if again else self._load_numbered("forgotten")
+        removed = self._removed_keys  # a part has their keys too
         n_removed = np.searchsorted(removed, asked, side="right") - np.searchsorted(removed, asked)
         first = np.append(True, asked[1:] != asked[:-1])[: len(asked)]
         new = np.empty(len(keys), bool)
-        new[order] = first & (n_known <= n_removed if again else n_known + n_removed == 0)
-        return new
+        new[order] = first & (n_known <= n_removed)
+        return new if again else new & ~self._are_removed(keys, paths)
 
     def _make_keys(self) -> None:
         """Write the keys of parts that have none: those of an older version, or that nobody asked about before."""
@@ -502,39 +545,62 @@ class IndexFolder(Catalog):
 
     @cached_property
     def _removed_keys(self) -> np.ndarray:
-        """The keys of the removed images that `compact` has not reclaimed, sorted."""
+        """The keys of the removed images that `compact` has not reclaimed, and those of their paths, sorted."""
         keys = [np.empty(0, np.int64)]
+        if not self.facts["removed"]:  # no part need be mapped
+            return keys[0]
         for part in self.parts:
             if part.alive is not None:
                 places = np.flatnonzero(~part.alive)
-                keys.append(image_keys(part.codes(places), part.items().column("path").take(places)))
+                paths = part.items().column("path").take(places)
+                keys += [image_keys(part.codes(places), paths), path_keys(paths)]
         return np.sort(np.concatenate(keys))
+
+    def _all_removed_keys(self) -> np.ndarray:
+        """Those of reclaimed images too, sorted."""
+        return np.union1d(self._load_numbered("forgotten"), self._removed_keys)
+
+    def _are_removed(self, keys: np.ndarray, paths: pa.ChunkedArray) -> np.ndarray:
+        """Which images were removed, (n,) bool: with this code, or with another and the path holds no image now."""
+        import pyarrow.compute as pc  # a search alone does not need it
+
+        removed = self._all_removed_keys()
+        if not len(removed):
+            return np.zeros(len(keys), bool)
+        same = np.isin(keys, removed)
+        other = ~same & np.isin(path_keys(paths), removed)
+        if other.any():
+            asked = paths.filter(pa.array(other))
+            columns = (part.items().column("path").take(part.still()) for part in self.parts)
+            held = {path for one in columns for path in one.filter(pc.is_in(one, asked)).to_pylist()}
+            other &= [path not in held for path in paths.to_pylist()]
+        return same | other
 
     def _take(self, facts: dict[str, Any]) -> None:
         """Be the index that these facts describe; parts that stay the same are not read again."""
         if facts["removed"] != self.facts["removed"]:
             self.__dict__.pop("_removed_keys", None)
+        files = {part["name"]: part["files"] for part in self.facts["parts"]}
+        same = {part["name"] for part in facts["parts"] if part["files"] == files.get(part["name"])}
         self.facts, self.n_bits, self.model = facts, facts["n_bits"], facts["model"]
         self.second_bits = facts.get("second_bits", 0)
-        there = {part["name"] for part in facts["parts"]}
-        self._keys = {name: keys for name, keys in self._keys.items() if name in there}
+        self._keys = {name: keys for name, keys in self._keys.items() if name in same}
         if self._parts is not None:
             self._parts = self._map_parts()
         self._changed()
 
     def _map_parts(self) -> list[Part]:
-        removed = self._load_numbered("removed")
+        removed, none = self._load_numbered("removed"), np.empty(0, np.int64)
+        known = self._mapped if self.damage is None else {}
         mapped = {}
         for facts in self.facts["parts"]:
-            before, n_before, part = self._mapped.get(facts["name"], (None, 0, None))
+            before, gone_before, part = known.get(facts["name"], (None, none, None))
             if part is None or before != facts:
-                part, n_before = self._map_part(facts), 0
+                part, gone_before = self._map_part(facts), none
             gone = removed[slice(*np.searchsorted(removed, [part.first_id, part.last_id + 1]))]
-            if len(gone) != n_before:
-                part = copy.copy(part)  # whoever searches keeps the one before
-                part.alive = None
-                part.remove(gone)
-            mapped[facts["name"]] = facts, len(gone), part
+            if not np.array_equal(gone, gone_before):
+                part = part.with_removed(gone)  # whoever searches keeps the one before
+            mapped[facts["name"]] = facts, gone, part
         parts = [part for _, _, part in mapped.values()]
         if any(after.first_id <= before.last_id for before, after in pairwise(parts)):
             raise damaged(self.path / "index.json", "its parts have ids in common", remedy(self.path))

@@ -17,18 +17,21 @@ import pyarrow as pa
 
 from hashlens.checksums import CheckedFile, block_sums
 from hashlens.files import replacing
-from hashlens.schema import whole
+from hashlens.schema import optional, whole
 
 ITEMS = pa.schema(
-    [("path", pa.string()), ("labels", pa.list_(pa.string())), ("size", pa.int64()), ("mtime", pa.int64())]
+    [("path", pa.string()), ("labels", pa.list_(pa.string()))]
+    + [(name, pa.int64()) for name in ("size", "mtime", "hash")]  # of the file; the hash is that of its content
 )
-BEFORE = pa.schema([ITEMS.field("path"), ITEMS.field("labels")])  # of versions that did not know when images change
+KNOWN = (2, 4, 5)  # columns; those of older versions are fewer
 ROWS = 1 << 20  # of a batch
 MANY = 1_000  # with fewer, `take` would take longer: it imports Arrow's functions and pandas
 PLACE: Any = ([], [whole(), whole(1)])  # first byte and number of bytes; neither where there is no such buffer
 BUFFERS = ("path", "path_text", "labels", "label", "label_text", "labels_known")
-STAMPS = ("size", "size_known", "mtime", "mtime_known")
-BATCH = {"n": whole(1, 2**31 - 1), "n_labels": whole(0, 2**31 - 1)} | {name: PLACE for name in (*BUFFERS, *STAMPS)}
+STAMPS = tuple(f"{name}{end}" for name in ITEMS.names[2:] for end in ("", "_known"))
+BATCH = {"n": whole(1, 2**31 - 1), "n_labels": whole(0, 2**31 - 1)} | {
+    optional(name) if name.startswith("hash") else name: PLACE for name in (*BUFFERS, *STAMPS)
+}
 
 Row = tuple[str, list[str] | None]  # path and labels
 
@@ -48,7 +51,7 @@ class Items:
     def rows(self, places: np.ndarray) -> list[Row]:
         """Path and labels at some places."""
         if len(places) > MANY:
-            paths, labels = (self.column(name).take(pa.array(places)).to_pylist() for name in BEFORE.names)
+            paths, labels = (self.column(name).take(pa.array(places)).to_pylist() for name in ("path", "labels"))
             return list(zip(paths, labels, strict=True))
         return [self._row(int(place)) for place in places]
 
@@ -128,8 +131,8 @@ class MappedItems(Items):
         return pa.Array.from_buffers(kind, batch["n"], [known, self._buffer(batch["labels"])], children=[label])
 
     def _stamps(self, name: str, batch: dict[str, Any]) -> pa.Array:
-        """Sizes or mtimes; those of an older version, or of images that are no files, are not known."""
-        if not batch[name]:
+        """Sizes, mtimes or hashes; those of an older version, or of images that are no files, are not known."""
+        if not batch.get(name):
             return pa.nulls(batch["n"], pa.int64())
         known = self._buffer(batch[f"{name}_known"]) if batch[f"{name}_known"] else None
         return pa.Array.from_buffers(pa.int64(), batch["n"], [known, self._buffer(batch[name])])
@@ -170,7 +173,7 @@ def find_batches(path: Path) -> list[dict[str, Any]]:
     """Where the buffers of a file are that we wrote ourselves, or that was compared with its checksum."""
     whole = pa.memory_map(str(path)).read_buffer()
     file = pa.ipc.open_file(pa.BufferReader(whole))
-    if file.schema not in (ITEMS, BEFORE):
+    if file.schema not in [pa.schema(list(ITEMS)[:n]) for n in KNOWN]:
         raise ValueError("it has other columns")
 
     def place(buffer: pa.Buffer | None) -> list[int]:

@@ -34,6 +34,12 @@ def image_keys(packed: np.ndarray, paths: pa.ChunkedArray) -> np.ndarray:
     return keys
 
 
+def path_keys(paths: pa.ChunkedArray) -> np.ndarray:
+    """The same for the same path."""
+    digests = [blake2b(name.encode(), digest_size=8).digest() for name in paths.to_pylist()]
+    return np.frombuffer(b"".join(digests), np.int64)
+
+
 def arranged(keys: np.ndarray) -> np.ndarray:
     """Sorted keys as a part keeps them: guides, filter, keys."""
     flags = np.zeros(_n_flags(len(keys)), bool)

@@ -1,7 +1,7 @@
 """The index of a source: images and a model in, an index out that is brought up to date each time it is asked for.
 
-It is kept in the user's cache, or at `--index PATH`, and never among the images. Only images that are new, or whose
-size, mtime or labels have changed, are encoded; those that are gone are removed. Finished parts stay when a call is
+It is kept in the user's cache, or at `--index PATH`, and never among the images. Only images that are new or have
+changed (changes.py) are encoded; those that are gone are removed. Finished parts stay when a call is
 stopped or killed, and the next call resumes. Beside the files of an index (folder.py) there is
 
   skipped.csv   images that cannot be read, with the reason, size and mtime: they are tried again when those change,
@@ -30,8 +30,8 @@ from hashlens.codes.model import GENERAL, ModelFolder
 from hashlens.data.images import PASSING
 from hashlens.data.sources import Columns, Source, open_source
 from hashlens.errors import Busy, DataError, MismatchError, Stopped, UsageError
-from hashlens.files import alone_in, cache_dir, shown, write_csv
-from hashlens.index.changes import Mark, marks_in, marks_of
+from hashlens.files import alone_in, cache_dir, require_room, shown, write_csv
+from hashlens.index.changes import Known, Mark, find_changed, marks_in, marks_of
 from hashlens.index.folder import IndexFolder
 from hashlens.machine import blocks
 from hashlens.progress import Progress, counted
@@ -138,7 +138,8 @@ def _update(index: IndexFolder, opened: Source, model: _Model, progress: Progres
     marks, known, skipped = marks_of(opened), marks_in(index), _skipped(index.path)
     closed = tuple(f"{folder}/" for folder, _ in opened.skipped_paths())  # nobody knows what is in there now
     gone = [path for path in known.keys() - marks if not path.startswith(closed)]
-    changed = {path for path, (_, mark) in known.items() if path in marks and marks[path] != mark}
+    changed, touched = find_changed(marks, known)
+    index.set_mtimes(touched)
     tried = {path: why for path, why in skipped.items() if path in marks}
     fresh = known.keys() - changed
     fresh |= {path for path, (why, *stamp) in tried.items() if (*stamp,) == _stamp(marks[path]) and why not in PASSING}
@@ -147,7 +148,7 @@ def _update(index: IndexFolder, opened: Source, model: _Model, progress: Progres
     if tried != skipped:
         _write_skipped(index.path, tried)
     if gone:
-        index.remove([id_ for path in gone for id_ in known[path][0]])
+        index.remove([id_ for path in gone for id_ in known[path].ids])
     if wanted:
         for warning in opened.warnings:
             progress.say(f"note: {warning}")
@@ -158,6 +159,7 @@ def _update(index: IndexFolder, opened: Source, model: _Model, progress: Progres
         else:
             size = f"{counted(index.n_bits, 'bit')} each, kept in {index.path}"
             progress.say(f"encode  {counted(len(marks), 'image')} of {opened.address}   {size}")
+        require_room(index.path, len(wanted) * -(-(index.n_bits + index.second_bits) // 8), "the codes")  # at once
         _encode(wanted, opened, model, _Work(index, known, tried), progress, stop)
         if 2 * len(index) < sum(map(len, index.parts)):
             index.compact()
@@ -193,9 +195,7 @@ def _encode(
 class _Work:
     """Images that are encoded but not in the index yet, and all that could not be."""
 
-    def __init__(
-        self, index: IndexFolder, known: dict[str, tuple[list[int], Mark]], skipped: dict[str, tuple[str, int, int]]
-    ):
+    def __init__(self, index: IndexFolder, known: dict[str, Known], skipped: dict[str, tuple[str, int, int]]):
         self.index, self.known, self.skipped = index, known, skipped
         self._tables: list[pa.Table] = []
         self._since = time.monotonic()
@@ -216,7 +216,7 @@ class _Work:
         columns = [
             table[name].to_pylist() for name in ("path", "reason", "size", "mtime") if name in table.column_names
         ]
-        self.index.remove([id_ for path in columns[0] if path in self.known for id_ in self.known[path][0]])
+        self.index.remove([id_ for path in columns[0] if path in self.known for id_ in self.known[path].ids])
         good, before = [], dict(self.skipped)
         for row, (path, why, *stamp) in enumerate(zip(*columns, strict=True)):
             if why is None:
@@ -235,13 +235,18 @@ class _Work:
         self._tables, self._since = [], time.monotonic()
 
 
+def skipped_in(path: Path) -> list[str]:
+    """Images that the index at `path` lacks because they cannot be read."""
+    return sorted(_skipped(path))
+
+
 def _stamp(mark: Mark) -> tuple[int, int]:
     return mark[0] or 0, mark[1] or 0
 
 
 def _skipped(path: Path) -> dict[str, tuple[str, int, int]]:
     """Images that could not be read: why, size and mtime."""
-    with suppress(OSError, ValueError), (path / SKIPPED).open(encoding="utf-8", newline="") as file:
+    with suppress(OSError, ValueError, csv.Error), (path / SKIPPED).open(encoding="utf-8", newline="") as file:
         return {name: (why, int(size), int(mtime)) for name, why, size, mtime in list(csv.reader(file))[1:]}
     return {}
 

@@ -1,5 +1,6 @@
 """`HammingIndex`: exact search by reading all codes, in memory or in memory maps, or fewer where a tree helps."""
 
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -75,6 +76,13 @@ class Part(Rows):
         assert self.second is not None
         part = Part(self.second, len(self), self._ids)
         part.alive = self.alive
+        return part
+
+    def with_removed(self, ids: np.ndarray) -> "Part":
+        """The same codes; these are the removed ones, and no others."""
+        part = copy.copy(self)
+        part.alive = None
+        part.remove(ids)
         return part
 
     @property

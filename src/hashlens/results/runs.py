@@ -14,10 +14,10 @@ RUN/
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,12 +35,14 @@ from hashlens.errors import DataError, Stopped, UsageError
 from hashlens.files import quoted, require_room, storage_errors, write_csv, write_json
 from hashlens.machine import machine, versions
 from hashlens.progress import Progress, counted, duration
+from hashlens.ranks import current
 from hashlens.results.figures import curves_figure
 from hashlens.results.metrics import DEFINITIONS, columns_of_metrics, evaluate_codes, evaluate_with_ranking, mean_scores
 from hashlens.results.published import NOT_COMPARABLE, published
 from hashlens.results.report import write_report
 from hashlens.results.retrieval import Neighbours, nearest, retrieval_figure
 from hashlens.results.tables import length_name, map_text, split_text
+from hashlens.schema import conform, parse_json
 
 if TYPE_CHECKING:
     from hashlens.hashers.base import Hasher
@@ -58,29 +60,37 @@ def run(
     commands: list[str],
     progress: Progress,
     stop: Callable[[], bool] = lambda: False,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Train on the protocol's training rows, encode queries and database, score, and write all files to `out`.
 
     `triplets` are what `read_triplets_of` gives: to train on instead of labels, and held out. On `more_splits` the same
-    method is trained and scored again.
+    method is trained and scored again. Of several ranks, which train and encode together, the first alone scores,
+    writes and has a result.
     """
     untrained = [_copy(hasher) for _ in more_splits]
     started = time.monotonic()
-    with storage_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-    require_room(out, 200_000_000, "a run")
-    protocol.save(out / "split.json")
-    write_json(out / "config.json", config)
-    write_csv(out / "skipped.csv", ["path", "reason"], source.skipped)
+    ranks = current()
+    asked = {name: value for name, value in config.items() if name not in ("source", "triplets")}  # paths may differ
+    ranks.require_same(**asked, split=protocol.fingerprint())
+    if ranks.first:
+        with storage_errors(out):
+            out.mkdir(parents=True, exist_ok=True)
+        require_room(out, 200_000_000, "a run")
+        protocol.save(out / "split.json")
+        write_json(out / "config.json", config)
+        write_csv(out / "skipped.csv", ["path", "reason"], source.skipped)
 
     seconds: dict[str, float] = {}
     how: dict[str, Any] = {"progress": progress, "stop": stop}
     _fit(hasher, source, protocol, None if triplets is None else triplets[0], run=out, **how)
     seconds["train"] = time.monotonic() - started
-    hasher.save(out / "model")
+    if ranks.first:
+        hasher.save(out / "model")
 
     clock = time.monotonic()
     query, database = _encode(hasher, source, protocol, progress)
+    if not ranks.first:
+        return None
     save_codes(out, query, database, source, protocol)
     seconds["encode"] = time.monotonic() - clock
 
@@ -109,7 +119,7 @@ def run(
         "seconds": {name: round(value, 2) for name, value in seconds.items()},
         "config": config,
         "versions": versions(),
-        "machine": machine(),
+        "machine": machine() | ({"ranks": ranks.size} if ranks.size > 1 else {}),
     }
     if more_splits:
         result["splits"] = [_split_result(protocol, scores, seconds)]
@@ -142,9 +152,19 @@ def _fit(hasher: Any, source: Source, protocol: Protocol, triplets: np.ndarray |
 
 
 def _encode(hasher: Hasher, source: Source, protocol: Protocol, progress: Progress) -> tuple[Codes, Codes]:
-    database = hasher.encode(source.images[protocol.database], progress=progress)
-    query = hasher.encode(source.images[protocol.query]) if len(protocol.query) else database[:0]
-    return query, database
+    """Codes of the queries and of the database; each rank encodes a part."""
+    ranks = current()
+
+    def codes(rows: np.ndarray, progress: Progress | bool = False) -> Codes:
+        mine = rows[ranks.part(len(rows))]
+        found = hasher.encode(source.images[mine if len(mine) else rows[:1]], progress=progress)[: len(mine)]
+        whole = replace(found, packed=ranks.gathered(found.packed), second=None)
+        if found.second is None:
+            return whole
+        return replace(whole, second=replace(found.second, packed=ranks.gathered(found.second.packed)))
+
+    database = codes(protocol.database, progress)
+    return codes(protocol.query) if len(protocol.query) else database[:0], database
 
 
 def _score(query: Codes, database: Codes, source: Source, protocol: Protocol) -> dict[str, Any]:
@@ -161,7 +181,7 @@ def _run_split(
     """The scores of one more split, kept in FOLDER.json: a run that is resumed does not train it again."""
     kept = folder.with_name(f"{folder.name}.json")
     try:
-        saved = json.loads(kept.read_text(encoding="utf-8"))
+        saved = parse_json(kept.read_bytes())
         if saved["protocol"] == protocol_facts(protocol):
             return saved
     except (OSError, ValueError, KeyError, TypeError):
@@ -276,7 +296,7 @@ def headline(result: dict[str, Any]) -> str:
 def load_config(out: Path) -> dict[str, Any]:
     """What a run was asked for."""
     try:
-        config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+        config = parse_json((out / "config.json").read_bytes())
         if config.keys() >= {"source", "protocol", "seed", "method", "params"}:
             return config
     except (OSError, ValueError, AttributeError):
@@ -289,7 +309,9 @@ def load_config(out: Path) -> dict[str, Any]:
 
 def load_result(out: Path) -> dict[str, Any]:
     try:
-        return json.loads((out / "result.json").read_text(encoding="utf-8"))
+        result = conform(parse_json((out / "result.json").read_bytes()), dict)
+        conform(result.get("map", ""), (None, int, float), "map")
+        return result
     except FileNotFoundError as error:
         raise UsageError(f"{out} has no result yet; finish it with: hashlens train --resume {quoted(out)}") from error
     except ValueError as error:

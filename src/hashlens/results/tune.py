@@ -40,6 +40,7 @@ from hashlens.hashers.base import Hasher, as_rows
 from hashlens.hashers.methods import hasher_class
 from hashlens.progress import Progress, counted, duration, seconds_of
 from hashlens.results.metrics import DEFINITIONS, evaluate_ranking
+from hashlens.schema import conform, parse_json
 from hashlens.settings import Setting, apply, changed, describe, to_json
 
 if TYPE_CHECKING:
@@ -241,10 +242,10 @@ class _Record:
         if out is None or not (out / "tuning.json").exists():
             return
         try:
-            before = json.loads((out / "tuning.json").read_text(encoding="utf-8"))
-            self.seconds, known = float(before["seconds"]), before["asked"]
+            before = parse_json((out / "tuning.json").read_bytes())
+            self.seconds, known = float(before["seconds"]), conform(before["asked"], dict, "asked")
             lines = (out / "tries.jsonl").read_text(encoding="utf-8").splitlines()
-            self.tries = [json.loads(line) for line in lines]
+            self.tries = [conform(parse_json(line), dict) for line in lines]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"the tries in {out} are damaged ({error}); choose another --out") from error
         if asked and (different := [key for key in self.asked if known.get(key) != self.asked[key]]):

@@ -21,7 +21,7 @@ from hashlens.codes import MANIFEST, RUN_CODES, Codes
 from hashlens.codes.encoder import Encoder
 from hashlens.codes.model import CONFIG, ModelFolder
 from hashlens.data.images import MAX_PIXELS, UnreadableImage, pixels
-from hashlens.errors import DataError, MismatchError, UsageError
+from hashlens.errors import DataError, MismatchError, OtherModel, UsageError
 from hashlens.files import expanded
 from hashlens.index.base import Index, require_numbers
 from hashlens.index.catalog import Catalog
@@ -81,6 +81,7 @@ class Searcher:
         # one thread at a time opens the index: the others would only do the same, and `ast`, which numpy reads headers
         # with, fails in two threads at once (CPython 3.11)
         self.loading = Lock()
+        self.changing = False  # by this process, which has not acknowledged it yet
         self.stale: str | None = None  # why the index on disk could not be loaded; answers come from the one before
 
     @property
@@ -94,27 +95,34 @@ class Searcher:
             raise UsageError("no model for images is loaded, so they cannot be encoded; search by id or by code")
         return self.encoder.size
 
-    def now(self) -> Searcher:
-        """A searcher on the index as it is on disk now; it stays that way for whoever holds it."""
-        if self.index.changed():
+    def now(self, wait: bool = False) -> Searcher:
+        """A searcher on the index as it is on disk now; it stays that way for whoever holds it.
+
+        While this process changes the index, it is the one before, unless one can `wait`.
+        """
+        if self.index.changed() and (wait or not self.changing):
             with self.loading:
                 if self.index.changed():
-                    self._load()
+                    self.load()
+        if self.index.damage is not None:
+            raise self.index.damage.with_traceback(None)  # or else it would grow with every search
         return copy.copy(self)
 
-    def _load(self) -> None:
+    def load(self) -> None:
+        """Take the index as it is on disk now, or remember why that is not possible."""
         try:
-            assert isinstance(self.index, IndexFolder)  # no other kind changes
-            index = IndexFolder.open(self.index.path, before=self.index)
+            index = IndexFolder.open(self.index.path, self.index)
+            encoder = self.encoder
             if index.model["fingerprint"] != self.index.model["fingerprint"]:  # another one was promoted
                 try:
-                    self.encoder = None if self.encoder is None else find_encoder(index)
+                    encoder = None if encoder is None else find_encoder(index)
                     if self.engine is not None:
                         raise UsageError("an engine has the codes of the old one")
                 except UsageError as error:
                     why = f"{index.path} was rebuilt with another model; restart with that model"
                     raise MismatchError(why) from error
-            self.index, self.stale = index, None
+            # at once: whoever copies this object in another thread gets an index with its own model
+            self.__dict__.update(index=index, encoder=encoder, stale=None)
         except DataError as error:  # perhaps in the middle of a change; the next call tries again
             self.stale = error.message
 
@@ -126,7 +134,7 @@ class Searcher:
         except DataError:
             if not now.index.changed():
                 raise
-            return work(self.now())
+            return work(self.now(wait=True))
 
     def search(
         self,
@@ -243,7 +251,8 @@ class Searcher:
             query = QueryImage(query, self.max_pixels)
         if not isinstance(query, QueryImage):
             raise UsageError(f"cannot search for {type(query).__name__}; give an image, an id or a code")
-        self.image_size()
+        if query.cropped_to not in (None, self.image_size()):
+            raise OtherModel("another model has taken over, which takes images of another size; try again")
         assert self.encoder is not None
         start, before = time.perf_counter(), query.seconds  # it may have been decoded elsewhere
         code = self.encoder.codes(query)

@@ -10,6 +10,7 @@ import numpy as np
 from hashlens.data.thumbnails import thumbnail
 from hashlens.files import shown
 from hashlens.index.catalog import Catalog
+from hashlens.progress import counted
 from hashlens.search.queries import QueryImage
 
 ORDERS = {"first": "", "both": ", ties by the second code", "second": ", by the second code"}
@@ -22,7 +23,7 @@ def describe_answer(name: str, answer: dict[str, Any]) -> str:
     times = "  ".join(f"{key} {value:.1f} ms" for key, value in answer["timing_ms"].items() if key != "items")
     exact = "exact" if index["exact"] else "approximate"
     code = f"{answer['n_bits']} bits {grouped(answer['query']['second' if answer['by'] == 'second' else 'code'])}"
-    lines = [f"{shown(name)} · {code} · {times} · {index['n']:,} images, {exact}{ORDERS[answer['by']]}"]
+    lines = [f"{shown(name)} · {code} · {times} · {counted(index['n'], 'image')}, {exact}{ORDERS[answer['by']]}"]
     if not hits:
         return "\n".join([*lines, _nothing(answer)])
     labels = [shown(", ".join(hit["labels"] or [])) for hit in hits]

@@ -70,6 +70,7 @@ class QueryImage(Images):
             self.facts["name"] = name
         self.names = (name or self.facts.get("path", "given"),)
         self.seconds = 0.0
+        self.cropped_to: int | None = None  # pixels per side, if it was cropped for a model already
 
     def image(self, row: int, at_least: int | None = None) -> Image.Image:
         start = time.perf_counter()

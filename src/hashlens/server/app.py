@@ -5,6 +5,7 @@ decoded within limits, in processes of their own.
 """
 
 import base64
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
@@ -130,7 +131,7 @@ def _add_search(app: FastAPI, service: Service) -> None:
         async def by_image(upload: UploadFile, fields: dict[str, Any]) -> dict[str, Any]:
             asked = Asked.model_validate_strings(fields)
             asked.how_many(limits)  # before anything is decoded
-            return await service.uploads.run(work, await service.query(upload), asked)
+            return await service.on_image(service.uploads, upload, lambda query: work(query, asked))
 
         async def by_json(asked: Asked) -> dict[str, Any]:
             def query_and_work() -> dict[str, Any]:
@@ -183,9 +184,13 @@ def _add_items(app: FastAPI, service: Service) -> None:
 
     def open_file(now: Searcher, id_: int) -> tuple[tuple[Any, ...], BinaryIO | None]:
         """What changes with an image or its file, and the file, None if it is missing."""
-        path = now.item(id_)["path"]
+        path, added = now.item(id_)["path"], service.writer.folder
         try:
-            found = file_of(now.index.roots, path, service.images)
+            if added is not None and Path(path).is_relative_to(added):
+                found = file_of([os.fspath(added)], path)
+            else:
+                roots = [root for root in now.index.roots if added is None or not Path(root).is_relative_to(added)]
+                found = file_of(roots, path, service.images)
             file: BinaryIO = found.open("rb") if isinstance(found, Path) else found
         except (OSError, KeyError, ValueError):
             return (path,), None
@@ -195,7 +200,7 @@ def _add_items(app: FastAPI, service: Service) -> None:
         if status.st_size > MAX_BYTES:
             file.close()
             return (path,), None
-        return (path, status.st_size, status.st_mtime_ns), file
+        return (path, found, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns), file
 
     @app.get(
         "/v1/items/{id}/thumb",
@@ -235,7 +240,7 @@ def _add_images(app: FastAPI, service: Service) -> None:
 
     async def add_one(upload: UploadFile, fields: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         labels = Added.model_validate_strings(fields).split()
-        return await writes.run(writer.add, upload.file, await service.query(upload), labels)
+        return await service.on_image(writes, upload, lambda query: writer.add(upload.file, query, labels))
 
     @app.post("/v1/images", summary="Add an image; on disk before the answer", status_code=201, **documented_add())
     async def add(request: Request) -> JSONResponse:

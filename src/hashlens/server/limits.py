@@ -28,6 +28,7 @@ class Limits:
     max_connections: int = 1_000
     per_address: int = 100  # connections, and requests in progress
     thumbnail_cache: int = 64_000_000  # bytes
+    scrub_seconds: float = 600.0  # between two comparisons of the index with its checksums; 0: none
 
     def require_body(self, n_bytes: int, with_image: bool) -> None:
         """Refuse a body of more bytes than allowed."""

@@ -22,6 +22,11 @@ class Metrics:
         self.decoders_ended = Counter(
             "hashlens_decoders_ended", "Decoders ended by an image, and replaced.", ["why"], registry=registry
         )
+        self.scrubs = Counter(
+            "hashlens_scrubs", "Comparisons of the whole index with its checksums, by result.", ["result"],
+            registry=registry,
+        )  # fmt: skip
+        self.scrubbed = Counter("hashlens_scrubbed_bytes", "Bytes compared with their checksums.", registry=registry)
         self._index = Gauge(
             "hashlens_index_info",
             "The index that is served and the model that made its codes; always 1.",

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from hashlens.errors import HashlensError, MismatchError, StorageError, UsageError
+from hashlens.errors import Damaged, HashlensError, MismatchError, OtherModel, StorageError, UsageError
 from hashlens.search import EmptyIndex, NoSuchImage, UnreadableImage
 
 STATUS: list[tuple[type[HashlensError], int]] = [  # the first that fits
@@ -19,8 +19,10 @@ STATUS: list[tuple[type[HashlensError], int]] = [  # the first that fits
     (NoSuchImage, 404),
     (EmptyIndex, 409),
     (UsageError, 422),
+    (OtherModel, 503),
     (MismatchError, 422),
     (StorageError, 507),
+    (Damaged, 503),
 ]
 
 MEDIA_TYPE = "application/problem+json"

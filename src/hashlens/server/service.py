@@ -1,6 +1,7 @@
 """What all requests share: the searcher, a lane for each kind of work, the cache of thumbnails and the counters."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from hashlens.codes import Codes
 from hashlens.data.images import MAX_PIXELS
-from hashlens.errors import HashlensError
+from hashlens.errors import HashlensError, OtherModel
 from hashlens.machine import n_threads
 from hashlens.search import Searcher
 from hashlens.search.queries import QueryImage
@@ -22,7 +23,8 @@ from hashlens.server.jobs import Job, find_duplicates, find_groups
 from hashlens.server.limits import USUAL, Limits
 from hashlens.server.metrics import Metrics
 from hashlens.server.problems import printable
-from hashlens.server.workers import Workers
+from hashlens.server.scrub import Scrub
+from hashlens.server.workers import Result, Workers
 from hashlens.server.writing import Writer
 
 PROBE_SECONDS = 1.0
@@ -39,12 +41,14 @@ class Service:
     def __post_init__(self) -> None:
         limits = self.limits
         self.searcher.max_pixels = min(self.searcher.max_pixels, limits.max_pixels)
-        self.searches = Workers(limits.max_waiting)  # by id or code, and what is known of an image
+        # by id or code, and what is known of an image; one that waits for the disk does not stop the others
+        self.searches = Workers(limits.max_waiting, threads=max(4, n_threads()))
         self.uploads = Workers(limits.max_waiting)  # images that are encoded
         self.writes = Workers(limits.max_waiting, threads=1)
         self.writer = Writer(self.searcher, self.add_to)
         self.jobs = [Job("duplicates", self.searcher, find_duplicates), Job("groups", self.searcher, find_groups)]
         self.thumbs: LRUCache[Any, bytes] = LRUCache(limits.thumbnail_cache, getsizeof=len)
+        self.scrub = Scrub(self.searcher, limits.scrub_seconds, self.metrics)
         gauge = self.metrics.gauge
         gauge("hashlens_images", "Images in the index.", lambda: len(self.searcher.index))
         gauge("hashlens_busy", "Searches running or waiting for a thread.", lambda: self.searches.busy)
@@ -66,8 +70,10 @@ class Service:
         if self.searcher.takes_images:
             ready.append(self.decoders.warm_up())
         await asyncio.gather(*ready)
+        self.scrub.start()
 
     async def close(self) -> None:
+        self.scrub.end()
         for job in self.jobs:
             job.end()
         self.searches.close()
@@ -83,8 +89,15 @@ class Service:
         pixels = np.frombuffer(content, np.uint8).reshape(size, size, 3)
         query = QueryImage(Image.fromarray(pixels), name=name or None)
         query.facts |= {"width": facts["width"], "height": facts["height"]}
-        query.seconds = facts["seconds"]
+        query.seconds, query.cropped_to = facts["seconds"], size
         return query
+
+    async def on_image(self, lane: Workers, upload: UploadFile, work: Callable[[QueryImage], Result]) -> Result:
+        """work(the uploaded image) in a lane; once more if another model takes over in between."""
+        try:
+            return await lane.run(work, await self.query(upload))
+        except OtherModel:
+            return await lane.run(work, await self.query(upload))
 
     async def require_ready(self) -> None:
         """Search for a code, as a client would; refuse if that takes too long or the index on disk is another."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from hashlens.errors import DataError, StorageError, UsageError
+from hashlens.errors import DataError, MismatchError, StorageError, UsageError
 from hashlens.progress import Progress
 from hashlens.server.access import LOOPBACK, Access
 from hashlens.server.limits import USUAL, Limits
@@ -55,12 +55,21 @@ class Named:
     at: str | None = None
     settings: Sequence[str] = ()
     kept: Path | None = None  # the folder for the codes of images
+    again: bool = False  # it was served before: another model may have taken over since then
 
     def open(self, stop: Callable[[], bool] = lambda: False) -> Searcher:
         from hashlens.search.opening import open_named  # much that the supervisor does not need
 
-        settings, how = tuple(self.settings), {"progress": Progress(), "stop": stop}
-        return open_named(self.index, self.model, self.engine, self.at, settings, self.kept, **how)
+        def opened(model: Path | None) -> Searcher:
+            given = self.engine, self.at, tuple(self.settings), self.kept
+            return open_named(self.index, model, *given, progress=Progress(), stop=stop)
+
+        try:
+            return opened(self.model)
+        except MismatchError:
+            if not self.again or self.model is None:
+                raise
+            return opened(None)
 
 
 JOB = TypeAdapter(tuple[Named, Serving])

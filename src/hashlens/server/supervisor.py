@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hashlens.errors import HashlensError, Stopped
@@ -114,7 +114,7 @@ class Supervisor:
                     raise
                 message = {}
         if "ready" in message:
-            server.line = message["ready"]
+            server.line, self._named = message["ready"], replace(self._named, again=True)
             return server
         code = process.wait()
         self._end(server)

@@ -8,15 +8,19 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
+from starlette.exceptions import HTTPException
 
 from hashlens.clicks.file import append_clicks, triplets_of
 from hashlens.codes import Codes
-from hashlens.errors import Busy, MismatchError, UsageError
+from hashlens.codes.encode import stamps_of
+from hashlens.codes.folder import STAMPS
+from hashlens.errors import Busy, HashlensError, OtherModel, UsageError
 from hashlens.files import replacing, storage_errors, sync
 from hashlens.index.folder import IndexFolder
 from hashlens.search import NoSuchImage, Searcher
@@ -52,9 +56,11 @@ class Writer:
         existed = path.exists()
         if not existed:
             _keep(file, path)
-        items = pa.table({"path": [path.as_posix()], "labels": pa.array([labels or None], pa.list_(pa.string()))})
+        stamps = {name: [value] for name, value in zip(STAMPS, stamps_of(path.as_posix()), strict=True)}
+        shown = {"path": [path.as_posix()], "labels": pa.array([labels or None], pa.list_(pa.string()))}
+        items = pa.table(shown | stamps)
         try:
-            (id_,) = self._change(lambda index: index.add(code, items)).tolist()
+            (id_,) = self._change(lambda index: index.add(code, items), now.index.model).tolist()
         except BaseException:
             if not existed:
                 path.unlink(missing_ok=True)
@@ -66,7 +72,13 @@ class Writer:
         now = self.searcher.now()
         self._require_index(now)
         path = Path(self.searcher.on_disk(lambda now: now.item(id_))["path"])
-        if not self._change(lambda index: index.remove([id_])):
+
+        def remove(index: IndexFolder) -> int:
+            """Unless another index with other images has taken its place."""
+            item = index.lookup([id_]).get(id_)
+            return index.remove([id_]) if item is not None and Path(item["path"]) == path else 0
+
+        if not self._change(remove):
             raise NoSuchImage(f"the index has no image {id_}; it was removed, or never added")
         if self.folder is not None and path.is_relative_to(self.folder):
             path.unlink(missing_ok=True)
@@ -90,9 +102,10 @@ class Writer:
         return {"triplets": len(triplets), "total": append_clicks(folder, triplets)}
 
     def join_parts(self) -> None:
-        """Every change adds a part, and every search reads them all."""
-        if len(self.searcher.now().index.parts) > MAX_PARTS:
-            self._change(IndexFolder.compact)
+        """Every change adds a part, and every search reads them all; what is not possible now waits for the next."""
+        with suppress(HashlensError, HTTPException):
+            if len(self.searcher.now().index.parts) > MAX_PARTS:
+                self._change(IndexFolder.compact)
 
     def _require_index(self, now: Searcher) -> None:
         if now.engine is not None or not isinstance(now.index, IndexFolder):
@@ -100,16 +113,16 @@ class Writer:
         if source := now.index.facts.get("source"):
             raise UsageError(f"this index follows {source}; add and remove images there")
 
-    def _change(self, change: Callable[[IndexFolder], Result]) -> Result:
-        """On an index of its own, which then replaces the one that is searched."""
+    def _change(self, change: Callable[[IndexFolder], Result], model: dict[str, str] | None = None) -> Result:
+        """On an index of its own, which then replaces the one that is searched; `model` made the codes to be added."""
         end = time.monotonic() + WAIT_SECONDS
         while True:
             try:
-                with self.searcher.loading:  # searches wait for it only once there is something new to load
-                    now = self.searcher.index
-                    index = IndexFolder.open(now.path, before=now if isinstance(now, IndexFolder) else None)
-                    if index.model["fingerprint"] != self.searcher.index.model["fingerprint"]:
-                        raise MismatchError(f"{index.path} was rebuilt with another model; restart with that model")
+                with self.searcher.loading, self._changing():
+                    before = self.searcher.index
+                    index = IndexFolder.open(before.path, before)
+                    if len({one["fingerprint"] for one in (index.model, before.model, model or before.model)}) > 1:
+                        raise OtherModel(f"another model has taken over {index.path}; try again")
                     result = change(index)
                     self.searcher.index, self.searcher.stale = index, None
                     return result
@@ -117,6 +130,15 @@ class Writer:
                 if time.monotonic() > end:
                     raise busy("another process is changing the index", 5) from error
                 time.sleep(0.05)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Within, searches are answered from the index before the change, and do not wait for it."""
+        self.searcher.changing = True
+        try:
+            yield
+        finally:
+            self.searcher.changing = False
 
 
 def _name(file: BinaryIO) -> str:

@@ -25,6 +25,7 @@ from hashlens.data.labels import Labels
 from hashlens.data.sources import Asked, Kind, Progress, Source
 from hashlens.errors import DataError, DownloadError, StorageError, UsageError
 from hashlens.files import cache_dir, replacing, require_room, sha256, storage_errors
+from hashlens.schema import load_array
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
@@ -95,7 +96,7 @@ def _read_cache(say: Progress) -> tuple[np.ndarray, np.ndarray] | None:
     if not is_cached():
         return None
     try:
-        pixels, labels = (np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for path in _cached())
+        pixels, labels = (np.asarray(load_array(path, mmap_mode="r")) for path in _cached())
         _verify(pixels, labels, cache_dir() / "cifar10")
     except (OSError, ValueError, TypeError, EOFError) as error:  # a DataError is a ValueError
         say(f"the cached CIFAR-10 is damaged and will be replaced ({error})")

@@ -11,6 +11,7 @@ from PIL import Image
 from hashlens.data.images import FileImages, UnreadableImage
 from hashlens.data.sources import Asked, Kind, Source
 from hashlens.errors import DataError, UsageError
+from hashlens.schema import load_array, load_table
 
 
 class FeatureRows(np.ndarray):
@@ -38,13 +39,12 @@ class FeatureRows(np.ndarray):
 
 def _open(asked: Asked) -> Source:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     if not asked.labelled:
         raise UsageError(f"{asked.path} contains features, which only train and compare take; give images")
     try:
-        rows = np.load(asked.path, mmap_mode="r", allow_pickle=False).view(FeatureRows)
-        table = pq.read_table(asked.path.with_suffix(".parquet"))
+        rows: Any = load_array(asked.path, mmap_mode="r").view(FeatureRows)
+        table = load_table(asked.path.with_suffix(".parquet"))
         if rows.ndim != 2 or len(rows) != len(table):
             raise ValueError(f"rows of shape {rows.shape} for {len(table):,} images")
         rows.files = FileImages.of(table)

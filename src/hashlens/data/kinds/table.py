@@ -26,6 +26,7 @@ from hashlens.data.kinds.folder import locate, respelled
 from hashlens.data.protocols import SPLIT_WORDS, given_split
 from hashlens.data.sources import Asked, Columns, Kind, Source, source_of_files
 from hashlens.errors import DataError, UsageError
+from hashlens.schema import load_table
 
 NAMES = {
     "path": ("path", "file", "filename", "file_name", "image", "picture"),
@@ -143,14 +144,10 @@ def _text(cell: Any) -> str:
 
 def _read_parquet(path: Path) -> tuple[list[str], list[tuple[int, list[Any]]]]:
     """The names of the columns, and (row number, cells) of every row."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        text = " ".join(str(error).split())[:200]
-        raise DataError(f"cannot read {path} as a Parquet table ({text}); check the file") from error
+        table = load_table(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read {path} as a Parquet table ({error}); check the file") from error
     if not len(table):
         raise DataError(f"{path} has columns ({', '.join(table.column_names)}) but no rows; add a row per image")
     columns = [column.to_pylist() for column in table.columns]

@@ -19,10 +19,11 @@ from hashlens.features.networks import OWN, Network, build_blocks, describe_netw
 from hashlens.features.networks.inference import choose_device, prepare_cpu, set_layout
 from hashlens.hashers.base import SECOND, Hasher, never
 from hashlens.hashers.deep.heads import HEADS, BothCodes, build_head, plain
-from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs, Windows, outputs_of
+from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs, Inputs, Windows, outputs_of
 from hashlens.hashers.deep.training import RECIPE, Training, fast_bfloat16, train
 from hashlens.hashers.losses import Loss
 from hashlens.progress import Progress
+from hashlens.ranks import current
 from hashlens.schema import TEXT, conform, whole
 from hashlens.settings import setting, to_json
 
@@ -69,9 +70,7 @@ class DeepHasher(Hasher):
         """Leading blocks that are not trained, where the user does not say."""
         return min(info.frozen, n_blocks)
 
-    def _start(
-        self, network: nn.Sequential, inputs: ArrayInputs | ImageInputs, labels: Any, loss: Any, adapt: bool
-    ) -> None:
+    def _start(self, network: nn.Sequential, inputs: Inputs, labels: Any, loss: Any, adapt: bool) -> None:
         """Choose where training starts, if not with random weights; the last module of `network` is the hash layer.
 
         `adapt` says whether batch norms will use the statistics of the batch.
@@ -103,7 +102,8 @@ class DeepHasher(Hasher):
         stop: Callable[[], bool] = never,
     ) -> None:
         """Learn from `Labels`, or from what else `_targets` gives."""
-        loss, progress = self._loss(labels), Progress.of(progress)
+        loss, ranks = self._loss(labels), current()
+        progress = Progress.of(progress) if ranks.first else Progress(quiet=True)
         prepare_cpu()
         device = choose_device(self.training.device)
         self._build(X)
@@ -112,9 +112,6 @@ class DeepHasher(Hasher):
         fast = suits and device == "cpu" and fast_bfloat16()
         training = self.training.completed(self._recipe(labels, pretrained), bfloat16=fast)
         self.precision_ = training.precision
-        inputs, network = self._inputs(X, device, progress)
-        with torch.random.fork_rng():  # new layers draw weights
-            self._start(network, inputs, labels, loss, adapt=training.adapt != 0)
         frozen = self.network_[: 1 + self.frozen_blocks_].state_dict() if self.frozen_blocks_ else {}
         data = X.tobytes() if isinstance(X, np.ndarray) else X.fingerprint().encode()
         identity = {  # what a checkpoint must agree with and does not contain
@@ -124,6 +121,10 @@ class DeepHasher(Hasher):
             "data": _hash(data, labels.values.tobytes()),
             "frozen": _hash(*(name.encode() + value.cpu().numpy().tobytes() for name, value in frozen.items())),
         }
+        ranks.require_same(**identity)
+        inputs, network = self._inputs(X, device, progress)
+        with torch.random.fork_rng():  # new layers draw weights
+            self._start(network, inputs, labels, loss, adapt=training.adapt != 0)
         set_layout(network.to(device), torch.channels_last)
         self.history_ = train(
             network,
@@ -203,7 +204,7 @@ class DeepHasher(Hasher):
             return network_info(self.backbone).name if isinstance(self.backbone, nn.Module) else self.backbone
         return "small-cnn" if isinstance(X, ArrayImages) and X.tiny_grey else "efficientnet-lite0"
 
-    def _inputs(self, X: Any, device: str, progress: Progress) -> tuple[ArrayInputs | ImageInputs, nn.Sequential]:
+    def _inputs(self, X: Any, device: str, progress: Progress) -> tuple[Inputs, nn.Sequential]:
         """What the loop reads, and the part of the network that it trains."""
         if isinstance(X, np.ndarray):
             return ArrayInputs([X]), self.network_
@@ -217,7 +218,7 @@ class DeepHasher(Hasher):
             " their outputs are computed once"
         )
         views = [
-            stem.cached(seen, flip=flipped, dtype=np.float16, progress=progress)
+            stem.cached(seen, flip=flipped, dtype=np.float16, progress=progress, ranks=current())
             for seen in (X, *(Windows(X, seed) for seed in range(self.training.windows)))
             for flipped in ([False, True] if flip else [False])
         ]

@@ -1,6 +1,7 @@
 """FeatureNetwork: what the networks on fixed features share. Features in, a few dense layers and their codes out."""
 
 from collections.abc import Callable
+from hashlib import sha256
 from itertools import pairwise
 from typing import ClassVar
 
@@ -15,7 +16,8 @@ from hashlens.hashers.deep.inputs import ArrayInputs
 from hashlens.hashers.deep.training import Training, train
 from hashlens.hashers.losses import Loss
 from hashlens.hashers.shallow.base import ShallowHasher
-from hashlens.settings import setting
+from hashlens.ranks import Ranks, current
+from hashlens.settings import setting, to_json
 
 ROWS = 1_000_000  # seen in training if the number of epochs is not set
 BATCH, LEARNING_RATE = 100, 3e-3
@@ -40,7 +42,14 @@ class FeatureNetwork(ShallowHasher):
         """For centred and scaled rows x; torch is seeded."""
         raise NotImplementedError
 
+    @property
+    def _ranks(self) -> Ranks:
+        return current()
+
     def _fit(self, X: np.ndarray, labels: Labels | None) -> None:
+        if self._ranks.size > 1:
+            data = X.tobytes() + (b"" if labels is None else labels.values.tobytes())
+            self._ranks.require_same(**to_json(self), data=sha256(data).hexdigest()[:16])
         prepare_cpu()
         self.mean_ = X.mean(0)
         scale = np.asarray(self._scale(X - self.mean_))

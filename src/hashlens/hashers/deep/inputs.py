@@ -1,5 +1,6 @@
 """What a network is trained on: row numbers and randomness in, an augmented tensor of features, maps or images out."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,28 @@ import torch
 from torch import nn
 
 from hashlens.data.images import Images
+from hashlens.hashers.deep.synced import batch_norms
 from hashlens.machine import blocks
+from hashlens.ranks import current
+
+Read = Callable[[Any], torch.Tensor]  # from places in a batch
 
 
-class ArrayInputs:
+class Inputs:
+    """A subclass writes `draw` and `__len__`."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def draw(self, rows: np.ndarray, rng: np.random.Generator) -> Read:
+        """Draw what is random for all `rows`; what it gives reads those at some places, the same whoever reads them."""
+        raise NotImplementedError
+
+    def batch(self, rows: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
+        return self.draw(rows, rng)(slice(None))
+
+
+class ArrayInputs(Inputs):
     """Features, or outputs of the frozen blocks, of one or more views of each image; one view is drawn each time."""
 
     def __init__(self, views: list[np.ndarray]):
@@ -19,8 +38,11 @@ class ArrayInputs:
     def __len__(self) -> int:
         return len(self.views[0])
 
-    def batch(self, rows: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
+    def draw(self, rows: np.ndarray, rng: np.random.Generator) -> Read:
         chosen = rng.integers(0, len(self.views), len(rows))
+        return lambda places: self._read(rows[places], chosen[places])
+
+    def _read(self, rows: np.ndarray, chosen: np.ndarray) -> torch.Tensor:
         drawn = np.empty((len(rows), *self.views[0].shape[1:]), self.views[0].dtype)
         for i, view in enumerate(self.views):
             mine = chosen == i
@@ -54,7 +76,7 @@ class Windows(Images):
         raise NotImplementedError("crops are drawn by row; select images first")
 
 
-class ImageInputs:
+class ImageInputs(Inputs):
     """Images, randomly flipped and shifted, for networks that are trained from the first block on."""
 
     def __init__(self, images: Images, size: int, flip: bool, shift: int):
@@ -63,35 +85,43 @@ class ImageInputs:
     def __len__(self) -> int:
         return len(self.images)
 
-    def batch(self, rows: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
+    def draw(self, rows: np.ndarray, rng: np.random.Generator) -> Read:
+        n = len(rows)
+        flipped = rng.random(n) < 0.5 if self.flip else np.zeros(n, bool)
+        moved = rng.integers(0, 2 * self.shift + 1, (n, 2)) if self.shift else np.zeros((n, 2), int)
+        return lambda places: self._read(rows[places], flipped[places], moved[places])
+
+    def _read(self, rows: np.ndarray, flipped: np.ndarray, moved: np.ndarray) -> torch.Tensor:
         images = self.images.read(rows, self.size)  # (b, size, size, 3) uint8
-        if self.flip:
-            flipped = rng.random(len(rows)) < 0.5
-            images[flipped] = images[flipped, :, ::-1]
-        if self.shift:
-            margin = self.shift
+        images[flipped] = images[flipped, :, ::-1]
+        if margin := self.shift:
             wide = np.pad(images, ((0, 0), (margin, margin), (margin, margin), (0, 0)), mode="edge")
-            for i, (y, x) in enumerate(rng.integers(0, 2 * margin + 1, (len(rows), 2))):
+            for i, (y, x) in enumerate(moved):
                 images[i] = wide[i, y : y + self.size, x : x + self.size]
         return torch.from_numpy(images)
 
 
-def outputs_of(module: nn.Module, inputs: ArrayInputs | ImageInputs, adapt: bool = False) -> torch.Tensor:
+def outputs_of(module: nn.Module, inputs: Inputs, adapt: bool = False) -> torch.Tensor:
     """What a module gives for every training image, on the CPU; augmented as in training.
 
-    With `adapt`, batch norms use the statistics of random batches: those of an untrained network mean nothing yet.
+    With `adapt`, batch norms use the statistics of random batches: those of an untrained network mean nothing yet. Each
+    rank computes a part.
     """
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    rng = np.random.default_rng(0)
+    rng, ranks = np.random.default_rng(0), current()
     order = rng.permutation(len(inputs))
-    norms = [one for one in module.eval().modules() if isinstance(one, nn.BatchNorm1d | nn.BatchNorm2d) and adapt]
+    reads = [inputs.draw(order[part], rng) for part in blocks(len(inputs), 256)]
+    norms = [norm for norm in batch_norms(module.eval()) if adapt]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.train().momentum = 0.0  # their own statistics stay as they are
     found = []
     with torch.no_grad():
-        for part in blocks(len(inputs), 256):
-            found.append(module(inputs.batch(order[part], rng).to(device)).float().cpu())
+        for read in reads[ranks.part(len(reads))]:
+            found.append(module(read(slice(None)).to(device)).float().cpu())
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.eval().momentum = momentum
-    return torch.cat(found)[np.argsort(order)]
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked += len(reads) - len(found)  # those of other ranks
+    outputs = ranks.gathered(torch.cat(found).numpy() if found else None)
+    return torch.from_numpy(outputs)[np.argsort(order)]

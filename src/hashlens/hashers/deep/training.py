@@ -1,14 +1,15 @@
 """Training: a network, a loss and inputs in, trained weights and a history out. The only training loop.
 
 The random numbers of a step depend only on the seed, the epoch and the step, and the learning rate on the position in
-training. So a run that was stopped and resumed takes the same steps as one that was not, bit for bit on the CPU. No
-score is computed during training and no epoch is chosen afterwards: the model is the one at the end.
+training. So a run that was stopped and resumed takes the same steps as one that was not, bit for bit on the CPU, and
+several ranks (ranks.py), each of which computes the outputs of a part of a batch, take those of one process. No score
+is computed during training and no epoch is chosen afterwards: the model is the one at the end.
 """
 
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,15 +17,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
 from torch import nn
 
 from hashlens.checksums import damaged, read_tensors, write_tensors
 from hashlens.data.labels import Labels
 from hashlens.errors import DivergedError, MismatchError, Stopped, UsageError
 from hashlens.files import quoted, write_csv
-from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs
+from hashlens.hashers.deep.inputs import Inputs
+from hashlens.hashers.deep.synced import average_gradients, batch_norms, gather, synced_statistics
 from hashlens.hashers.losses import Loss, label_tensor
-from hashlens.progress import Progress, duration
+from hashlens.progress import Progress, counted, duration
+from hashlens.ranks import Ranks, current
 from hashlens.schema import conform, parse_json, whole
 from hashlens.settings import check, setting
 
@@ -133,7 +138,7 @@ class Position:
 def train(
     network: nn.Module,
     loss: Loss,
-    inputs: ArrayInputs | ImageInputs,
+    inputs: Inputs,
     labels: Labels | None,
     training: Training,
     *,
@@ -150,7 +155,8 @@ def train(
     `identity` must be equal for that. Some losses need no `labels`. Parameters of the loss learn at the rate of the
     hash layer.
     """
-    progress = progress or Progress(quiet=True)
+    ranks = current()
+    progress = progress if progress and ranks.first else Progress(quiet=True)
     how = training.completed(RECIPE)
     if how.mixup and not loss.mixes:
         raise UsageError(
@@ -158,15 +164,21 @@ def train(
         )
     n = len(inputs)
     epochs = how.n_epochs(n)
-    state = _State(network, loss, how, checkpoint, identity or {})
-    if checkpoint is not None and checkpoint.exists():
-        state.load()
-    safe = state.snapshot()
-    values: Any = None if labels is None else label_tensor(labels)
     dealt = None if loss.mixes else labels  # where images are compared with each other, a batch needs pairs of a class
+
+    def batches_of(epoch: int) -> list[np.ndarray]:
+        return _batches(n, dealt, how, np.random.default_rng([seed, epoch]))
+
+    _require_shared(ranks, (len(rows) for epoch in range(epochs) for rows in batches_of(epoch)))
+    state = _State(network, loss, how, checkpoint, identity or {}, ranks)
+    if checkpoint is not None and ranks.first and checkpoint.exists():
+        state.load()
+    safe = state.agreed()
+    values: Any = None if labels is None else label_tensor(labels)
+    learned = [*network.parameters(), *loss.parameters()]
     while (at := state.at).epoch < epochs:
         network.train()
-        batches = _batches(n, dealt, how, np.random.default_rng([seed, at.epoch]))
+        batches = batches_of(at.epoch)
         started = time.monotonic() - at.seconds
         if at.step == 0:
             loss.begin_epoch(at.epoch, epochs)
@@ -179,40 +191,48 @@ def train(
             if done >= how.adapt:
                 freeze_statistics(network)
             rng = np.random.default_rng([seed, at.epoch, step])
-            x = inputs.batch(rows, rng).to(device)
+            read = inputs.draw(rows, rng)  # the randomness of the whole batch
+            mine = ranks.part(len(rows))
+            x = read(mine).to(device)
             share, others = 1.0, rows
             if how.mixup:
                 share, others = float(rng.beta(how.mixup, how.mixup)), rng.permutation(len(rows))
-                x, others = mixed(x, x[others], share), rows[others]
-            with torch.autocast(device, torch.bfloat16, enabled=how.precision == "bfloat16"):
+                other = x[others] if ranks.size == 1 else read(others[mine]).to(device)
+                x, others = mixed(x, other, share), rows[others]
+            with (
+                synced_statistics(network, ranks),
+                torch.autocast(device, torch.bfloat16, enabled=how.precision == "bfloat16"),
+            ):
                 u = network(x).float()
+            u = gather(u, len(rows), ranks)
             u.retain_grad()
             value = share * loss(u, None if values is None else values[rows], rows)
             if share < 1:
                 value = value + (1 - share) * loss(u, values[others], others)
-            if not torch.isfinite(value):
+            broken, asked = ranks.each_any(not torch.isfinite(value), stop())
+            if broken:
                 break
             state.optimizer.zero_grad(set_to_none=True)
             value.backward()
+            average_gradients(learned, ranks)
             state.optimizer.step()
             _count(at, u, value.item(), loss.figures)
             at.step = step + 1
-            if stop() and at.step < len(batches):
+            if asked and at.step < len(batches):
                 at.seconds = time.monotonic() - started
                 state.stop()
-        learned = [*network.parameters(), *loss.parameters()]
-        if at.step < len(batches) or not all(torch.isfinite(p).all() for p in learned):
+        if at.step < len(batches) or ranks.any(not all(torch.isfinite(p).all() for p in learned)):
             progress.say(state.roll_back(safe))
             continue
         at.history.append(_row(at, rate * how.lr, time.monotonic() - started))
         at.epoch, at.step, at.sums, at.ones, at.seconds = at.epoch + 1, 0, {}, [], 0.0
-        safe = state.snapshot()
-        if checkpoint is not None:
+        safe = state.agreed()
+        if checkpoint is not None and ranks.first:
             state.save(safe)
             rows_of_csv = [[f"{row[name]:.6g}" for name in COLUMNS] for row in at.history]
             write_csv(checkpoint.parent / "metrics.csv", COLUMNS, rows_of_csv)
         _tell(progress, at.history, epochs)
-        if stop() and at.epoch < epochs:
+        if ranks.any(stop()) and at.epoch < epochs:
             state.stop()
     network.eval()
     return state.at.history
@@ -230,9 +250,8 @@ def fast_bfloat16() -> bool:
 
 
 def freeze_statistics(network: nn.Module) -> None:
-    for module in network.modules():
-        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-            module.eval()
+    for norm in batch_norms(network):
+        norm.eval()
 
 
 Snapshot = tuple[dict[str, torch.Tensor], str]
@@ -242,9 +261,15 @@ class _State:
     """Everything that the next step depends on, and the checkpoint that it is saved to."""
 
     def __init__(
-        self, network: nn.Module, loss: Loss, training: Any, checkpoint: Path | None, identity: dict[str, Any]
+        self,
+        network: nn.Module,
+        loss: Loss,
+        training: Any,
+        checkpoint: Path | None,
+        identity: dict[str, Any],
+        ranks: Ranks,
     ):
-        self.network, self.loss, self.training = network, loss, training
+        self.network, self.loss, self.training, self.ranks = network, loss, training, ranks
         self.checkpoint, self.identity = checkpoint, identity
         self.optimizer, self.at = _optimizer(network, loss, training), Position()
 
@@ -254,6 +279,17 @@ class _State:
         for i, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{k}": v for k, v in state.items() if v is not None}
         return {k: v.detach().clone().contiguous() for k, v in tensors.items()}, json.dumps(asdict(self.at))
+
+    def agreed(self) -> Snapshot:
+        """A snapshot that all ranks go on from: that of rank 0, since processors round differently."""
+        tensors, position = self.snapshot()
+        if self.ranks.size > 1:
+            position = self.ranks.from_first(position.encode).decode()
+            content = self.ranks.from_first(lambda: to_bytes(tensors))
+            if not self.ranks.first:
+                tensors = from_bytes(content)
+                self.restore((tensors, position))
+        return tensors, position
 
     def restore(self, snapshot: Snapshot) -> None:
         def part(name: str) -> dict[str, torch.Tensor]:
@@ -304,7 +340,8 @@ class _State:
         where = f"epoch {self.at.epoch + 1}, step {self.at.step}"
         if self.checkpoint is None:
             raise Stopped(f"stopped at {where}; nothing was saved because no run folder was given")
-        self.save(self.snapshot())
+        if self.ranks.first:
+            self.save(self.snapshot())
         raise Stopped(
             f"stopped and saved at {where}; resume with: hashlens train --resume {quoted(self.checkpoint.parent)}"
         )
@@ -323,6 +360,15 @@ class _State:
         return (
             f"{where}: the loss is NaN or infinite; back to the start of the epoch with the learning rate times"
             f" {slower:g} (try {tries} of {TRIES})"
+        )
+
+
+def _require_shared(ranks: Ranks, sizes: Iterable[int]) -> None:
+    """Refuse batches with fewer images than ranks."""
+    if ranks.size > 1 and (smallest := min(sizes)) < ranks.size:
+        raise UsageError(
+            f"a batch of {counted(smallest, 'image')} cannot be shared by {ranks.size} ranks; use fewer ranks or a"
+            " larger --set batch_size"
         )
 
 

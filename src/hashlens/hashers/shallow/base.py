@@ -11,6 +11,7 @@ from hashlens.errors import DataError, MismatchError
 from hashlens.features.extractor import DEEP, Extractor, extractor, image_features, is_features
 from hashlens.hashers.base import Hasher, as_rows
 from hashlens.progress import Progress
+from hashlens.ranks import ALONE, Ranks
 from hashlens.schema import conform, whole
 from hashlens.settings import describe, setting
 
@@ -38,8 +39,14 @@ class ShallowHasher(Hasher):
         return self
 
     def _prepare(self, X: Any, progress: Progress) -> np.ndarray:
-        features = X if is_features(X) else image_features(as_images(X), self.features, progress=progress)
-        return self._validate(features)
+        if not is_features(X):
+            X = image_features(as_images(X), self.features, progress=progress, ranks=self._ranks)
+        return self._validate(X)
+
+    @property
+    def _ranks(self) -> Ranks:
+        """The processes that fit this model together."""
+        return ALONE
 
     def extractor(self) -> Extractor | None:
         if not self.takes_images_:

@@ -7,8 +7,9 @@ it is better the more codes the first addition has. `n_probe` is the number of l
 search is exact. Below ten million codes the exact index is fast enough. Ids are also kept in memory, 8 bytes each.
 """
 
-import json
 import os
+import re
+import secrets
 from collections.abc import Iterator
 from dataclasses import InitVar, dataclass
 from itertools import pairwise
@@ -17,20 +18,23 @@ from typing import Any
 
 import numpy as np
 
+from hashlens.checksums import FILE, compare_file, damaged, describe_file, read_sealed, write_sealed
 from hashlens.codes import Codes
-from hashlens.errors import DataError, MismatchError
-from hashlens.files import replacing, require_own, require_room, write_json
+from hashlens.errors import MismatchError
+from hashlens.files import replacing, require_own, require_room
 from hashlens.index.base import Index, refuse
 from hashlens.index.memory import HammingIndex
 from hashlens.index.order import Found, fill, ordered
 from hashlens.machine import n_threads
+from hashlens.schema import conform, whole
 from hashlens.settings import check, setting
 
 # with two OpenMP runtimes on busy cores, waiting threads must not spin: it makes a hundredfold difference
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import faiss
 
-FORMAT = "hashlens lists 1"
+FORMAT, BEFORE = "hashlens lists 2", "hashlens lists 1"
+SCHEMA = {"format": FORMAT, "n_bits": whole(1, 65_536), "file": re.compile(r"lists-[0-9a-f]{32}\.bin"), **FILE}
 MAX_LISTS = 4_096  # learning more takes longer than it saves
 TO_LEARN = 39  # codes per list; with fewer, lists are arbitrary
 SAMPLE = 64  # codes per list that are learned from
@@ -71,23 +75,34 @@ class ApproximateIndex(Index):
     def flush(self) -> None:
         if self.folder is not None and self._lists is not None:
             require_room(self.folder, len(self) * (self._lists.code_size + 8), "the lists")
-            write_json(self.folder / "lists.json", self._facts)
-            with replacing(self.folder / "lists.bin") as temporary:
+            name = f"lists-{secrets.token_hex(16)}.bin"
+            with replacing(self.folder / name) as temporary:
                 faiss.write_index_binary(self._lists, str(temporary))
+            # the list with its checksum comes last: it names the one or the other
+            write_sealed(self.folder / "lists.json", self._facts | {"file": name} | describe_file(self.folder / name))
+            for old in self.folder.glob("lists*.bin"):
+                if old.name != name:
+                    old.unlink()
 
     def _open(self, folder: Path) -> None:
-        if not (folder / "lists.json").exists():  # `flush` writes it
+        place, remedy = folder / "lists.json", "delete that folder and copy the index again"
+        if not place.exists():  # `flush` writes it
             return
         try:
-            found = json.loads((folder / "lists.json").read_text(encoding="utf-8"))
-            if found != self._facts:
-                raise MismatchError(f"{folder} holds {found}, not {self._facts}; choose another folder")
-            if (folder / "lists.bin").exists():
-                self._lists = faiss.read_index_binary(str(folder / "lists.bin"))
-        except (OSError, ValueError, RuntimeError) as error:
-            raise DataError(
-                f"the lists in {folder} are damaged; delete that folder and copy the index again"
-            ) from error
+            found = read_sealed(place)
+            if found.get("format") == BEFORE:
+                raise MismatchError(f"the lists in {folder} are of an older version; {remedy}")
+            conform(found, SCHEMA, place.name)
+        except (OSError, ValueError) as error:
+            raise damaged(place, error, remedy) from error
+        if found["n_bits"] != self.n_bits:
+            bits = f"codes of {found['n_bits']} bits, not {self.n_bits}"
+            raise MismatchError(f"{folder} holds {bits}; choose another folder")
+        compare_file(folder / found["file"], found, remedy)
+        try:
+            self._lists = faiss.read_index_binary(str(folder / found["file"]))
+        except RuntimeError as error:
+            raise damaged(folder / found["file"], "it is not of this faiss", remedy) from error
         self._ids = np.sort(np.concatenate([self._ids, *(ids for ids, _ in self._stored())]))
 
     def _stored(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:

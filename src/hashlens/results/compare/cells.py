@@ -30,6 +30,7 @@ from hashlens.files import replacing, sha256, write_json
 from hashlens.hashers.base import Hasher
 from hashlens.hashers.methods import hasher_class
 from hashlens.progress import Progress
+from hashlens.schema import parse_json
 from hashlens.settings import apply, changed, describe, to_json
 
 GIVEN = "given"  # features that are an array
@@ -225,7 +226,7 @@ def load_cell(
 
     path = cell_path(out, cell)
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = parse_json(path.read_bytes())
         before = {key: saved[key] for key in identity} | {"topk": saved["metrics"]["topk"]}
         summarise_cells([saved])  # it has all that is needed
         with safe_open(cell_path(out, cell, "safetensors"), "numpy") as file:

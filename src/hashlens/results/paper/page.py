@@ -3,7 +3,6 @@
 Sections are plain values that are kept as JSON, so that the page shows all targets that were run so far.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from hashlens.files import write_json, write_text
 from hashlens.machine import machine, versions
 from hashlens.results.paper.outcomes import Outcome
 from hashlens.results.published import PAPER
+from hashlens.schema import parse_json
 
 TITLE = "Reproduction"
 ABOUT = {
@@ -42,10 +42,10 @@ def save_section(section: Section, out: Path) -> None:
 def load_section(target: str, out: Path) -> Section | None:
     """None if there is none yet or its file is damaged: then its target is run again."""
     try:
-        saved = json.loads((out / "sections" / f"{target}.json").read_text(encoding="utf-8"))
+        saved = parse_json((out / "sections" / f"{target}.json").read_bytes())
         outcomes = [Outcome(**outcome) for outcome in saved.pop("outcomes")]
         return Section(**saved, outcomes=outcomes)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -1,0 +1,107 @@
+"""Two ranks of one thread against one process of one thread: speed of training, and MAP on CIFAR-10.
+
+    python -m benchmarks.ranks speed [--rounds 5] [--images 1280]
+    python -m benchmarks.ranks map [--folder runs] [--epochs N]
+
+`speed` fits DTSH with its default settings, in turns in one process and by two ranks, and compares the time of a step,
+the same in both. Where other work is on the cores (see load_average), seconds tell little; the processor time of rank 0
+is the least that a step can take. `map` makes the same run, setting 1 at 32 bits, in both ways; rerun it
+to resume. All figures go to benchmarks/results/ranks.json.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hashlens import DTSH, Training, make_protocol, open_source
+from hashlens.files import write_json
+from hashlens.machine import machine
+from hashlens.ranks import joined
+
+FILE = Path(__file__).parent / "results" / "ranks.json"
+STARTS = {"one": [], "two": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]}
+BATCH = Training().batch_size
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("speed", "map", "steps"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--images", type=int, default=1_280)
+    parser.add_argument("--folder", type=Path, default=Path("runs"))
+    parser.add_argument("--epochs", type=int)
+    given = parser.parse_args()
+    if given.what == "steps":
+        return steps(given.images)
+    found: dict[str, Any] = {}
+    with suppress(FileNotFoundError):
+        found = json.loads(FILE.read_text(encoding="utf-8"))
+    made = speed(given.rounds, given.images) if given.what == "speed" else maps(given.folder, given.epochs)
+    write_json(FILE, found | {"machine": machine() | {"threads": 1}, given.what: made})
+    print(json.dumps(made, indent=2))
+
+
+def run(start: list[str], *arguments: Any) -> str:
+    """The standard output of a module, run by one process or by torchrun, with one thread for each rank."""
+    one_thread = {"OMP_NUM_THREADS": "1", "HASHLENS_THREADS": "1"}
+    command = [sys.executable, *start, "-m", *map(str, arguments)]
+    return subprocess.run(command, env=os.environ | one_thread, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def steps(n: int) -> None:
+    """What each process runs: two epochs on n images; prints the times of their steps."""
+    with joined() as ranks:
+        source = open_source("cifar10")
+        assert source.labels is not None
+        rows = make_protocol(source).train[:n]
+        clock = []
+
+        def tick() -> bool:
+            clock.append((time.perf_counter(), time.process_time()))
+            return False
+
+        hasher = DTSH(32, sampling="in-batch", training=Training(epochs=2))
+        hasher.fit(source.images[rows], source.labels[rows], stop=tick)
+        if ranks.first:
+            print(json.dumps(np.diff(clock, axis=0).T.tolist()))
+
+
+def speed(rounds: int, images: int) -> dict[str, Any]:
+    times: dict[str, list[np.ndarray]] = {name: [] for name in STARTS}
+    for _ in range(rounds):
+        for name, start in STARTS.items():
+            times[name].append(np.array(json.loads(run(start, "benchmarks.ranks", "steps", "--images", images))))
+    found: dict[str, Any] = {"rounds": rounds, "batch_size": BATCH, "load_average": os.getloadavg()[1]}
+    for name, some in times.items():
+        seconds, cpu = np.concatenate(some, axis=1)
+        found[name] = {
+            "seconds_per_step": float(np.median(seconds)),
+            "fastest_seconds_per_step": float(np.quantile(seconds, 0.05)),
+            "cpu_seconds_per_step": float(np.median(cpu)),
+        }
+    return found | {f"ratio_of_{key}": found["one"][key] / found["two"][key] for key in found["one"]}
+
+
+def maps(folder: Path, epochs: int | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, start in STARTS.items():
+        out = folder / f"ranks-{name}"
+        if not (out / "result.json").exists():
+            options = ["--epochs", epochs] if epochs else []
+            run(start, "hashlens", "train", "cifar10", "--bits", 32, "--out", out, *options)
+        result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+        found[name] = {key: result[key] for key in ("map", "epochs", "seconds")}
+        found[name]["map_tie_aware"] = result["metrics"]["map_tie_aware"]
+    return found | {"difference": found["two"]["map"] - found["one"]["map"]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Scrub: the index that is served is read again from time to time, slowly, and compared with its checksums.
+
+Disks change bits, and a mapped file that changes would be answered from. Damage that a search could see makes the index
+unusable until it is repaired or replaced on disk; damage to index.json, to a copy or to keys (keys.py) only makes the
+server not ready.
+"""
+
+import logging
+import os
+import sys
+import threading
+from contextlib import suppress
+
+from hashlens.errors import Damaged, Stopped
+from hashlens.index.folder import COPY, KEYS, IndexFolder
+from hashlens.search import Searcher
+from hashlens.server.metrics import Metrics
+
+RATE = 32e6  # bytes per second
+NICE = 19  # of 19
+
+
+class Scrub:
+    """A thread of the lowest priority, which compares the whole index every so many seconds; 0: never."""
+
+    def __init__(self, searcher: Searcher, seconds: float, metrics: Metrics):
+        self._searcher, self._seconds, self._metrics = searcher, seconds, metrics
+        self._ending = threading.Event()
+        metrics.gauge(
+            "hashlens_damaged", "1 if the index is damaged and not answered from.",
+            lambda: searcher.index.damage is not None,
+        )  # fmt: skip
+
+    def start(self) -> None:
+        if self._seconds:
+            threading.Thread(target=self._run, daemon=True, name="scrub").start()
+
+    def end(self) -> None:
+        self._ending.set()
+
+    def _run(self) -> None:
+        if sys.platform == "linux":  # where a thread has a priority of its own
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        while not self._ending.wait(self._seconds):
+            with suppress(Stopped):
+                result = self._compare()
+                self._metrics.scrubs.labels(result).inc()
+
+    def _compare(self) -> str:
+        index = self._searcher.index
+        if not isinstance(index, IndexFolder):
+            return "nothing to do"
+        try:
+            index.compare_files(self._pause)
+        except Damaged as error:
+            if index.changed():  # and the files of the one before are deleted
+                return "changed"
+            if index.damage is None:
+                logging.getLogger("hashlens").error("%s", error.message)
+            if error.path.name == "index.json" or error.path.name.endswith((COPY, *KEYS)):
+                self._searcher.stale = error.message
+            else:
+                self._searcher.index.damage = error
+            return "damaged"
+        except Stopped:
+            raise
+        except Exception:
+            logging.getLogger("hashlens").exception("the index could not be compared with its checksums")
+            return "failed"
+        if index.damage is not None or self._searcher.stale is not None:
+            with self._searcher.loading:  # files were restored: what is mapped may still be the damaged ones
+                self._searcher.load()
+        return "intact"
+
+    def _pause(self, n_bytes: int) -> None:
+        self._metrics.scrubbed.inc(n_bytes)
+        if self._ending.wait(n_bytes / RATE):
+            raise Stopped("the server ends")
