@@ -166,23 +166,73 @@ def test_an_interrupted_join_is_made_up_for(tmp_path, rng, monkeypatch):
     assert contents[0] == contents[1] and len(IndexFolder.open(whole.path).parts) == 5
 
 
+def as_version_5(path):
+    """Of files without keys."""
+    for name in ("index.json", "index.json.copy"):
+        facts = json.loads((path / name).read_text())
+        write_sealed(path / name, {k: v for k, v in facts.items() if k != "checksum"} | {"format": "hashlens index 5"})
+
+
 def test_an_index_without_keys_gets_them_once(tmp_path, rng):
     """That of version 5, or one to which nobody has added only what is new."""
     index = IndexFolder.create(tmp_path, 40, MODEL)
     shards = [made(rng, 50, start) for start in range(0, 200, 50)]
     for shard in shards[:3]:
         index.add(*shard)
-    for name in ("index.json", "index.json.copy"):
-        facts = json.loads((tmp_path / name).read_text())
-        write_sealed(
-            tmp_path / name, {k: v for k, v in facts.items() if k != "checksum"} | {"format": "hashlens index 5"}
-        )
+    as_version_5(tmp_path)
     older = IndexFolder.open(tmp_path)
     assert len(older) == 150 and not list(tmp_path.glob("*.keys.npy"))
     assert [len(older.add(*shard, only_new=True)) for shard in shards] == [0, 0, 0, 50]
     assert len(list(tmp_path.glob("*.keys.npy"))) == 4 and read_facts(tmp_path)["format"] == "hashlens index 6"
     assert "5" not in (tmp_path / "index.json").read_text().split("format")[1][:22]
     older.verify()
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_joined_parts_keep_removed_paths_and_the_hashes_of_files(older, tmp_path, rng):
+    """Also those of an index of version 5."""
+    index = IndexFolder.create(tmp_path, 40, MODEL)
+    shards = []
+    for number in range(7):
+        codes, items = made(rng, 20, 20 * number)
+        for place, name in enumerate(("size", "mtime", "hash")):
+            items = items.append_column(name, pa.array(np.arange(20) + 1_000 * number + 100 * place))
+        shards.append((codes, items))
+        index.add(codes, items, only_new=not older)
+    index.remove([5, 45])
+    if older:
+        as_version_5(tmp_path)
+    index = IndexFolder.open(tmp_path)
+    index.set_mtimes({0: 7, 139: 8})
+    index = IndexFolder.open(tmp_path, to_add=True)
+    assert len(index.parts) == 7 and [len(index.add(*shard, only_new=True)) for shard in shards] == [0] * 7
+    index.add(*made(rng, 20, 140), only_new=True)
+    assert len(index.parts) == 1
+    table = index.parts[0].items().table()
+    stamps = {name: pa.concat_tables([items for _, items in shards])[name].to_pylist() for name in ("size", "hash")}
+    assert {name: table[name].to_pylist()[:140] for name in stamps} == stamps
+    mtimes = table["mtime"].to_pylist()
+    assert [mtimes[id_] for id_ in (0, 1, 139, 140)] == [7, 101, 8, None]
+    for _ in range(2):  # before and after the removed ones are reclaimed
+        other, _ = made(rng, 20)
+        assert len(index.add(other[5:6], shards[0][1].slice(5, 1), only_new=True)) == 0
+        assert len(index.add(shards[2][0], shards[2][1], only_new=True)) == 0
+        index.verify()
+        index.compact()
+    assert len(index.add(*shards[2], only_new=True, again=True)) == 1
+
+
+def test_an_index_that_was_built_again_is_not_taken_for_the_one_before(tmp_path, rng):
+    """Its part is the same, but another image was removed."""
+    shard = made(rng, 50)
+    opened = []
+    for id_ in (3, 4):
+        index = IndexFolder.create(tmp_path / "index", 40, MODEL)
+        index.add(*shard)
+        index.remove([id_])
+        opened.append(IndexFolder.open(index.path, *opened))
+        assert sorted(opened[-1].lookup([3, 4])) == [7 - id_]
+        index.path.rename(tmp_path / f"before-{id_}")
 
 
 @pytest.mark.parametrize("stretch", [4, 64, 8_192])
