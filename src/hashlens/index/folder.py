@@ -15,7 +15,8 @@ INDEX/
 
 A change writes new files first and index.json last; two processes cannot change an index at the same time. Files of
 these names that index.json does not list were left by a crash and are deleted by the next change. Ids never change and
-are never reused. An addition writes a part and reads none: parts are joined later, as merging.py says.
+are never reused. An addition writes a part and reads none, unless images were removed: parts are joined later, as
+merging.py says.
 
 No file is used before it was compared with its checksum: items and keys when they are first touched, all others when
 the index is opened. What nothing else could restore (index.json, ids, removed, forgotten) has a copy, NAME.copy;
