@@ -4,9 +4,9 @@
 
 A case prepares a folder and has a command that can be rerun until it succeeds. The command runs once without
 interruption; then, each time in a fresh copy, it is killed (SIGKILL) somewhere between its first write and its end, the
-files it left are checked, and it is rerun. Every file it writes must be the same, byte for byte. Moments are counted in
-files, and only between two of them in time, so that they are spread evenly on a busy machine too; early moments are
-more frequent, because exiting takes longer than writing.
+files it left are checked, and it is rerun. Every file it writes must be the same, byte for byte. Moments are counted by
+the numbers in the names of files, and only between two of them in time, so that they are spread evenly on a busy
+machine too; early moments are more frequent, because exiting takes longer than writing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from hashlens.hashers.methods import make_hasher
 from hashlens.index.folder import IndexFolder
 
 N_IMAGES = 300
-N_CODES, N_SHARDS = 5_000, 30  # a shard, and shards to add
+N_CODES, N_SHARDS = 2_000, 30  # a shard, and shards to add; joined ones are still too small for a tree
 MODEL = {"fingerprint": "0" * 64, "name": "crash"}
 
 
@@ -120,9 +121,9 @@ def start(case: Case, place: Path) -> tuple[subprocess.Popen[bytes], float]:
     return process, time.monotonic()
 
 
-def kill(process: subprocess.Popen[bytes], folder: Path, n_files: int, seconds: float) -> bool:
-    """Kill the process at that many files plus that many seconds; gives whether it was still running."""
-    while process.poll() is None and sum(1 for _ in folder.iterdir()) < n_files:
+def kill(process: subprocess.Popen[bytes], folder: Path, number: int, seconds: float) -> bool:
+    """Kill the process when files have that number, plus that many seconds; gives whether it was still running."""
+    while process.poll() is None and highest(folder) < number:
         time.sleep(0.001)
     time.sleep(seconds)
     process.kill()
@@ -132,6 +133,11 @@ def kill(process: subprocess.Popen[bytes], folder: Path, n_files: int, seconds: 
 def names(folder: Path) -> set[str]:
     """The number of all files, temporary ones too; quick enough to see the first of them."""
     return {entry.name for entry in os.scandir(folder)} if folder.exists() else set()
+
+
+def highest(folder: Path) -> int:
+    """The highest number that a file of the folder has in its name; it grows, even where files are joined."""
+    return max((int(number) for name in names(folder) for number in re.findall(r"-(\d+)\.", name)), default=0)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -161,20 +167,20 @@ def run(name: str, moments: int, seed: int, place: Path) -> bool:
     seconds = finish(process) - first_write
     expected = contents(whole / case.folder)
     print(f"{name}: {len(expected)} files, written within {seconds:.2f} s", flush=True)
-    n_before = len(contents(prepared / case.folder))
-    n_new = max(1, len(expected) - n_before)
+    n_before = highest(prepared / case.folder)
+    n_new = max(1, highest(whole / case.folder) - n_before)
     n_good = 0
     for number in range(moments):
         trial = place / "trial"
         shutil.copytree(prepared, trial)
         process, _ = start(case, trial)
-        n_files = n_before + rng.randrange(n_new)
-        killed = kill(process, trial / case.folder, n_files, rng.random() ** 3 * seconds / n_new)
+        at = n_before + rng.randrange(n_new)
+        killed = kill(process, trial / case.folder, at, rng.random() ** 3 * seconds / n_new)
         left = case.check(trial / case.folder)
         finish(start(case, trial)[0])
         good = contents(trial / case.folder) == expected
         n_good += good
-        when = f"killed at {n_files} files" if killed else "ended before it was killed"
+        when = f"killed at number {at}" if killed else "ended before it was killed"
         print(f"  {number + 1:>3}  {when}: {left}; then {'the same bytes' if good else 'OTHER BYTES'}", flush=True)
         shutil.rmtree(trial)
     print(f"{name}: {n_good} of {moments} ended with the same bytes")

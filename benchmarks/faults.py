@@ -165,11 +165,11 @@ def make(place: Path, index: Path | None) -> None:
     if index is None:
         made = IndexFolder.create(place / "index", N_BITS, MODEL, radius_tables=True)
         first, *others = codes
-        made.add(*first)
+        made.add(*first, only_new=True)
         made.remove([1, 50])
         made.compact()
         for shard in others:
-            made.add(*shard)
+            made.add(*shard, only_new=True)
         made.remove([2, 150])
     else:
         shutil.copytree(index, place / "index")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hashlens.hashers.methods import METHODS
+from hashlens.index.plan import brief, describe_plan, plan, readable
 from hashlens.progress import duration
 from hashlens.results.figures import map_figure, save_figure
 from hashlens.results.tables import map_table, method_name, table_markdown, title_of
@@ -399,6 +400,94 @@ def margin() -> str:
     return "\n".join(lines)
 
 
+def big() -> str:
+    """How `python -m benchmarks.big` grew an index: what an image and a query cost at each size."""
+    lines = [
+        "| images | added, each | parts | disk | opened in | resident | one query | reading all codes | 100 queries |"
+        " 1,000 known images are skipped in |",
+        "|---:|" + "---:|" * 9,
+    ]
+    for row in _big()["sizes"].values():
+        cells = [
+            f"{row['n']:,}",
+            f"{row['build']['cpu'] / row['n'] * 1e6:.2f} µs",
+            f"{row['parts']}",
+            readable(sum(row["disk"].values())),
+            f"{row['open']['cpu'] * 1e3:,.0f} ms",
+            readable(_resident(row)),
+            *(f"{row[name] * 1e3:,.2f} ms" for name in ("query", "scan", "queries_100")),
+            f"{row['known_1000']['cpu'] * 1e3:,.0f} ms",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def big_predicted() -> str:
+    """What the plan said of the largest size before it was measured."""
+    found = _big()
+    n = found["predicted"]["n"]
+    row = found["sizes"].get(str(n))
+    measured = row and {
+        "build_seconds": row["build"]["cpu"],
+        "disk": sum(row["disk"].values()),
+        "memory": _resident(row),
+        "open_seconds": row["open"]["cpu"],
+        "query_seconds": row["query"],
+        "scan_seconds": row["scan"],
+    }
+    names = {
+        "build_seconds": "building",
+        "disk": "disk",
+        "memory": "resident memory",
+        "open_seconds": "opening",
+        "query_seconds": "one query",
+        "scan_seconds": "one query that reads all codes",
+    }
+    lines = [f"| {n:,} images | said before | measured | |", "|---|---:|---:|---:|"]
+    for name, title in names.items():
+        said, show = found["predicted"][name], brief if name.endswith("seconds") else readable
+        was = f"{show(measured[name])} | {measured[name] / said - 1:+.0%}" if measured else "not yet | "
+        lines.append(f"| {title} | {show(said)} | {was} |")
+    return "\n".join(lines)
+
+
+def big_before() -> str:
+    """How additions grew before parts were joined, measured in the same way."""
+    first, *_, last = _big()["before"]
+    return (
+        f"Before, each addition read all codes again: it took {first['add_us']:.1f} µs per image in the first part and"
+        f" {last['add_us']:.1f} µs at {last['n']:,} images in {last['parts']} parts, and `index add` began by hashing"
+        " every path that it knew."
+    )
+
+
+def big_said() -> str:
+    """Sentences about the largest index whose figures are measured."""
+    sizes = _big()["sizes"].values()
+    row, each = max(sizes, key=lambda row: row["n"]), [row["build"]["cpu"] / row["n"] for row in sizes]
+    build = row["build"]
+    return (
+        f"{row['n']:,} images are added in {duration(build['cpu'])} of one core ({duration(build['wall'])} on a machine"
+        f" that others used), with at most {readable(build['peak_memory'])} resident, most of it mapped files. The most"
+        f" that an image costs at any size is {max(each) / min(each):.2f} times the least."
+    )
+
+
+def plan_of(n: str, bits: str) -> str:
+    """What `hashlens index plan` prints."""
+    text = describe_plan(plan(int(float(n)), int(bits), 128))
+    return f"```\n$ hashlens index plan --n {n} --bits {bits}\n{text}\n```"
+
+
+def _big() -> dict[str, Any]:
+    return json.loads((RESULTS / "big.json").read_text(encoding="utf-8"))
+
+
+def _resident(row: dict[str, Any]) -> int:
+    """The most that a process needed that has searched, by trees and by reading all codes."""
+    return max(row[when]["all"] for when in ("memory_searched", "memory_scanned"))
+
+
 def _time(result: dict[str, Any]) -> str:
     return f"{duration(result['seconds']['total'])}, {result['machine']['threads']}"
 
@@ -428,6 +517,11 @@ TABLES = {
     "refine": refine,
     "second": second,
     "ties": ties,
+    "big": big,
+    "big-predicted": big_predicted,
+    "big-said": big_said,
+    "big-before": big_before,
+    "plan": plan_of,
 }
 
 

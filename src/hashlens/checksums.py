@@ -11,6 +11,7 @@ They notice damage, not forgery: what a stranger's file may say is decided by sc
 from __future__ import annotations
 
 import json
+import mmap
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -138,6 +139,11 @@ class CheckedFile:
         self._blocks, self._good = found, np.ones(len(found), bool)
         return self.content
 
+    def release(self) -> None:
+        """Let go of the memory of what was compared: the system maps it again where it is used."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.content._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+
     def array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """The array of a .npy file, whose header need not be read: shape and type are known."""
         header = len(self.content) - int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
@@ -154,16 +160,19 @@ class CheckedFile:
 
     def part(self, start: int, stop: int) -> np.ndarray:
         """Some of the bytes, each of which was compared."""
+        self.require(np.arange(start // BLOCK, -(-stop // BLOCK)))
+        return self.content[start:stop]
+
+    def require(self, numbers: np.ndarray) -> None:
+        """Compare these blocks, unless they were compared before."""
         if self._blocks is None:
             self.whole()
         assert self._blocks is not None
-        for number in range(start // BLOCK, -(-stop // BLOCK)):
-            if not self._good[number]:
-                block = self.content[number * BLOCK : (number + 1) * BLOCK]
-                if xxhash.xxh3_64_intdigest(block.data) != self._blocks[number]:
-                    raise self.damaged(f"block {number} has changed since it was written")
-                self._good[number] = True
-        return self.content[start:stop]
+        for number in np.unique(numbers[~self._good[numbers]]).tolist():
+            block = self.content[number * BLOCK : (number + 1) * BLOCK]
+            if xxhash.xxh3_64_intdigest(block.data) != self._blocks[number]:
+                raise self.damaged(f"block {number} has changed since it was written")
+            self._good[number] = True
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any], facts: Mapping[str, str] | None = None) -> None:

@@ -81,21 +81,24 @@ def test_copy_to_an_engine(run, codes, tmp_path):
 def test_radius_tables(run, codes, tmp_path):
     index = tmp_path / "index"
     run("index", "build", codes, "--out", index, "--radius-tables", "--quiet")
-    assert json.loads(run("index", "verify", index, "--json")[1])["files"] == 2 + 2 * 5
+    assert json.loads(run("index", "verify", index, "--json")[1])["files"] == 2 + 2 * 7
     assert json.loads(run("index", "tables", index, "--drop", "--json")[1]) == {
         "radius_tables": False,
         "n": 80,
         "index": str(index),
     }
-    assert json.loads(run("index", "verify", index, "--json")[1])["files"] == 2 + 2 * 3
+    assert json.loads(run("index", "verify", index, "--json")[1])["files"] == 2 + 2 * 5
     assert run("index", "tables", index) == (0, f"radius tables of {index} written\n")
     run("index", "build", codes, "--out", index, "--radius-tables", "--quiet")
-    assert json.loads(run("index", "verify", index, "--json")[1])["files"] == 2 + 2 * 5
+    assert json.loads(run("index", "verify", index, "--json")[1])["files"] == 2 + 2 * 7
 
 
 def test_plan(run):
     code, out = run("index", "plan", "--n", "1e9", "--bits", 48)
-    assert code == 0 and "18.0 GB" in out
+    assert code == 0 and "6.0 GB and 16.0 GB" in out and "milvus" in out and "extrapolated: folder" in out
+    without = json.loads(run("index", "plan", "--n", "1e9", "--second-bits", "0", "--json")[1])
+    assert without["bytes"]["second"] == 0 and set(without["ways"]) == {"folder", "milvus", "pgvector"}
+    assert run("index", "plan", "--n", "1e6", "--second-bits", "-1")[0] == 2
     assert json.loads(run("index", "plan", "--n", "1000", "--json")[1])["n"] == 1000
     assert run("index", "plan", "--n", "many") == (2, "--n must be a number such as 1000000 or 1e9, got many\n")
 

@@ -141,7 +141,7 @@ def test_an_older_index_is_verified_and_upgraded_once(index, version, kind):
         IndexFolder.open(index.path)
     flip(index.path / f"part-00002.{kind}.npy")
     assert everything(IndexFolder.open(index.path)) == before
-    assert json.loads((index.path / "index.json").read_text())["format"] == "hashlens index 5"
+    assert json.loads((index.path / "index.json").read_text())["format"] == "hashlens index 6"
     again = IndexFolder.open(index.path)
     again.verify()
     again.remove([20])
@@ -161,5 +161,5 @@ def test_an_older_index_in_a_folder_that_cannot_be_written_is_read(index, monkey
 
 def test_an_index_of_a_later_version(index):
     write_sealed(index.path / "index.json", {"format": "hashlens index 99"})
-    with pytest.raises(Exception, match="has the format 'hashlens index 99', this version reads 'hashlens index 5'"):
+    with pytest.raises(Exception, match="has the format 'hashlens index 99', this version reads 'hashlens index 6'"):
         IndexFolder.open(index.path)

@@ -5,6 +5,7 @@ import time
 import urllib.error
 import urllib.request
 
+import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 from running import running
@@ -20,11 +21,14 @@ BASE = "http://127.0.0.1"
 
 @pytest.fixture
 def index(made, tmp_path):
-    """An index of its own, with ids and removed images."""
+    """An index of its own, with ids, keys and removed images."""
     shutil.copytree(made.index, tmp_path / "index")
     folder = IndexFolder.open(tmp_path / "index")
     folder.remove([3])
     folder.compact()
+    codes, ids = next(folder.batches(1))
+    known = pa.table({"path": [folder.lookup(ids)[int(ids[0])]["path"]]})
+    assert not len(folder.add(codes, known, only_new=True))
     folder.remove([4])
     return folder.path
 
@@ -80,7 +84,7 @@ def test_a_flipped_bit_is_noticed_and_not_answered_from(client, index, made, kin
     assert client.post("/v1/search", json={"id": 7, "k": 58}).json()["hits"] == before
 
 
-@pytest.mark.parametrize("name", ["index.json", "index.json.copy", "part-*.ids.npy.copy"])
+@pytest.mark.parametrize("name", ["index.json", "index.json.copy", "part-*.ids.npy.copy", "part-*.keys.npy"])
 def test_what_no_search_reads_only_makes_it_not_ready(client, index, name):
     (path,) = index.glob(name)
     flip(path, 40)

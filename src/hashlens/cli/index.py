@@ -44,7 +44,7 @@ def build(
 
     folders = open_together(codes)
     if (out / "index.json").exists():
-        index = _open(out)
+        index = _open(out, to_add=True)
         if radius_tables:
             index.set_radius_tables(True)
     else:
@@ -65,7 +65,7 @@ def add(
     """Add codes to an index; images that it already has (same path and code) or that were removed are skipped."""
     from hashlens.codes.folder import open_together
 
-    _add(_open(index), open_together(codes), again, Progress(quiet), as_json)
+    _add(_open(index, to_add=True), open_together(codes), again, Progress(quiet), as_json)
 
 
 def _add(index: IndexFolder, folders: list[CodesFolder], again: bool, progress: Progress, as_json: bool) -> None:
@@ -78,8 +78,9 @@ def _add(index: IndexFolder, folders: list[CodesFolder], again: bool, progress: 
     with progress.bar("codes", sum(shard.n for shard in shards)) as advance:
         for shard in shards:
             codes_of, items = shard.load()
-            added += len(index.add(codes_of, items, only_new=True, again=again))
+            added += len(index.add(codes_of, items, only_new=True, again=again, trees=False))
             advance(shard.n)
+    index.build_trees()
     known = sum(shard.n for shard in shards) - added
     others = f", {known:,} were already there or removed" if known else ""
     show(
@@ -203,10 +204,10 @@ def repair_(
     show(found, as_json, sentence, lost, second, f"next     hashlens index verify {quoted(index)}")
 
 
-def _open(path: Path) -> IndexFolder:
+def _open(path: Path, *, to_add: bool = False) -> IndexFolder:
     from hashlens.index.folder import IndexFolder
 
-    return IndexFolder.open(path)
+    return IndexFolder.open(path, to_add=to_add)
 
 
 def _show(folder: IndexFolder, as_json: bool, sentence: str, **facts: Any) -> None:
@@ -250,14 +251,15 @@ def copy(
 def plan_(
     n: Annotated[str, Option(help="Number of images, such as 1000000 or 1e9.")],
     bits: Annotated[int, Option(help="Length of the codes.")] = 48,
+    second_bits: Annotated[int, Option(help="Length of the second codes; 0: none.")] = 128,
     as_json: JSON = False,
 ) -> None:
-    """Show how much memory and disk an index of that size needs."""
+    """Show what an index of that size costs: memory, disk, time, machines, in the folder and in each engine."""
     from hashlens.index.plan import describe_plan, plan
 
     try:
         number = int(float(n))
     except (ValueError, OverflowError) as error:
         raise UsageError(f"--n must be a number such as 1000000 or 1e9, got {n}") from error
-    found = plan(number, bits)
+    found = plan(number, bits, second_bits)
     show(found, as_json, describe_plan(found))

@@ -30,8 +30,8 @@ class Catalog(HammingIndex):
         self.path = path
         self.model = model  # fingerprint and name
 
-    def _use(self, parts: list[Part]) -> None:
-        super()._use(parts)
+    def _changed(self) -> None:
+        super()._changed()
         self.__dict__.pop("roots", None)
 
     def add(self, codes: Codes, items: pa.Table) -> np.ndarray:  # type: ignore[override]  # it chooses the ids
@@ -56,7 +56,7 @@ class Catalog(HammingIndex):
         """Id, path, labels and codes (in hex) of the ids that are in the index."""
         ids = np.unique(np.asarray(ids, np.int64).ravel())
         found = {}
-        for part in self.parts:
+        for part in self._parts_of(ids):
             places = part.places(ids)
             here, codes = part.ids(places).tolist(), part.codes(places)
             for (path, labels), id_, code in zip(part.items().rows(places), here, codes, strict=True):

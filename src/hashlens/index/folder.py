@@ -6,6 +6,7 @@ INDEX/
   part-00000.second.npy   the second codes in the same form, if the index has these (`second_bits`)
   part-00000.items.arrow  path, labels, size, mtime and hash of the file of each code, memory-mapped
   part-00000.items.sums   the checksum of each block of it
+  part-00000.keys.npy, part-00000.keys.sums   which images these are (keys.py), once an addition has asked for it
   part-00000.ids.npy      (n,) int64, only after `compact`; otherwise ids are first_id, first_id + 1, …
   part-00000.starts.npy, part-00000.places.npy   radius tables (radius.py), only if the index has them; memory-mapped
   part-00000.tree.npy     a tree over the distinct codes (tree.py), where it is faster than reading all; memory-mapped
@@ -14,23 +15,22 @@ INDEX/
 
 A change writes new files first and index.json last; two processes cannot change an index at the same time. Files of
 these names that index.json does not list were left by a crash and are deleted by the next change. Ids never change and
-are never reused.
+are never reused. An addition writes a part and reads none, unless images were removed: parts are joined later, as
+merging.py says.
 
-No file is used before it was compared with its checksum: items when they are first touched, all others when the index
-is opened. What nothing else could restore (index.json, ids, removed, forgotten) has a copy, NAME.copy; repair.py
-restores everything else from codes or images.
+No file is used before it was compared with its checksum: items and keys when they are first touched, all others when
+the index is opened. What nothing else could restore (index.json, ids, removed, forgotten) has a copy, NAME.copy;
+repair.py restores everything else from codes or images.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, cached_property
-from hashlib import blake2b
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -48,20 +48,22 @@ from hashlens.errors import Busy, DataError, HashlensError
 from hashlens.files import alone_in, quoted, replacing, require_own, require_room, storage_errors, sync
 from hashlens.index.catalog import Catalog
 from hashlens.index.items import BATCH, MappedItems, find_batches, write_items, write_sums
+from hashlens.index.keys import Keys, arranged, image_keys, path_keys
 from hashlens.index.memory import Part
+from hashlens.index.merging import FULL, parts_to_join
 from hashlens.index.radius import N_VALUES, Tables, n_pieces, table_bytes
 from hashlens.index.tree import Tree, best_tree, can_build, tree_bytes
 from hashlens.kernels import LANES
 from hashlens.machine import blocks
 from hashlens.schema import TEXT, conform, optional, whole
 
-FORMAT = "hashlens index 5"
+FORMAT = "hashlens index 6"
 EMPTY: dict[str, Any] = {"next_id": 0, "next_file": 0, "next_part": 0, "parts": [], "removed": None, "forgotten": None}
 TABLES = ("starts.npy", "places.npy")
-ROWS = 65_536  # whose paths are Python strings at the same time
+ROWS = 1 << 20  # whose paths are in memory at the same time
 COPY = ".copy"
 FILE = (
-    r"part-\d{5,9}\.(items\.(arrow|sums)|(blocks|second|pieces|starts|places|tree)\.npy|ids\.npy(\.copy)?)"
+    r"part-\d{5,9}\.(items\.(arrow|sums)|keys\.(npy|sums)|(blocks|second|pieces|starts|places|tree)\.npy|ids\.npy(\.copy)?)"
     r"|(removed|forgotten)-\d{5,9}\.npy(\.copy)?"
 )
 OURS = re.compile(rf"{FILE}|\.({FILE}|index\.json(\.copy)?)\..+\.tmp")  # temporary ones too, see files.replacing
@@ -72,7 +74,8 @@ def _numbered(kind: str) -> tuple[Any, ...]:
     return None, {"name": re.compile(rf"{kind}-\d{{5,9}}\.npy"), "n": COUNT, **OF_FILE}
 
 
-KINDS = ("second.npy", "items.sums", "ids.npy", "ids.npy.copy", *TABLES, "tree.npy")
+KEYS = ("keys.npy", "keys.sums")
+KINDS = ("second.npy", "items.sums", "ids.npy", "ids.npy.copy", *KEYS, *TABLES, "tree.npy")
 TREE = {"n_distinct": COUNT, "most": [whole()], "radius": (None, whole())}
 SCHEMA: dict[Any, Any] = {
     "format": FORMAT,
@@ -106,8 +109,30 @@ class IndexFolder(Catalog):
         """`before` is the same index as it was: parts that it has too are not mapped and compared again."""
         self._stamp = _stamp(path)  # first, so that `changed` notices a change while the rest is read
         self.facts = facts or read_facts(path)
+        self._mapped: dict[str, tuple[dict[str, Any], np.ndarray, Part]] = {}  # of each name: facts, removed, part
+        self._keys: dict[str, Keys] = {}
         super().__init__(path, self.facts["n_bits"], self.facts["model"])
-        self._take(self.facts, before)
+        self._parts: list[Part] | None = None
+        if isinstance(before, IndexFolder) and before.damage is None:
+            self._mapped = before._mapped
+        self._take(self.facts)
+
+    @property
+    def parts(self) -> list[Part]:
+        """Mapped and compared with their checksums when they are first asked for: additions do without."""
+        if self._parts is None:
+            self._parts = self._map_parts()
+        return self._parts
+
+    @parts.setter
+    def parts(self, parts: list[Part]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        if self._parts is not None:
+            return self._n
+        removed = self.facts["removed"]
+        return sum(part["n"] for part in self.facts["parts"]) - (removed["n"] if removed else 0)
 
     @classmethod
     def create(
@@ -137,9 +162,17 @@ class IndexFolder(Catalog):
             return cls(path)
 
     @classmethod
-    def open(cls, path: Path, before: Catalog | None = None) -> Self:
+    def open(cls, path: Path, before: Catalog | None = None, *, to_add: bool = False) -> Self:
+        """The index in a folder.
+
+        `before` is the same index as it was opened before: parts that it has too are not mapped and compared again.
+        `to_add` reads no codes until they are asked for.
+        """
         try:
-            return cls(path, before=before)
+            index = cls(path, before=before)
+            if not to_add:
+                _ = index.parts
+            return index
         except (FileNotFoundError, NotADirectoryError) as error:
             from hashlens.codes.folder import CodesFolder
 
@@ -158,33 +191,30 @@ class IndexFolder(Catalog):
         return _stamp(self.path) not in (self._stamp, None)
 
     def add(  # type: ignore[override]
-        self, codes: Codes, items: pa.Table, *, only_new: bool = False, again: bool = False
+        self, codes: Codes, items: pa.Table, *, only_new: bool = False, again: bool = False, trees: bool = True
     ) -> np.ndarray:
         """Add codes with their paths and labels; returns the new ids, none if nothing was added.
 
         With `only_new`, an image (a path with its code) that is in the index is not added, nor one whose path was
-        removed, whatever its code is now, unless removed ones are to be added `again`.
+        removed, whatever its code is now, unless removed ones are to be added `again`. Whoever adds often builds the
+        `trees` once, at the end.
         """
         self.require_items(codes, items)
+        keys = None
         with self._alone():
             codes = self.require_second(codes)
+            self._merge()  # what was interrupted
             if only_new:
-                known, removed = self._known_keys, self._removed_keys
                 keys = image_keys(codes.packed, items.column("path"))
-                new = is_new(keys, known)
-                if not again and len(removed):
-                    new &= ~self._are_removed(keys, items.column("path"), removed)
-                codes, items = codes[new], items.filter(pa.array(new))
-            if not len(codes):
-                return np.empty(0, np.int64)
+                new = self._is_new(keys, items.column("path"), again)
+                codes, items, keys = codes[new], items.filter(pa.array(new)), keys[new]
             first = self.facts["next_id"]
-            with self._change() as facts:
-                facts["parts"].append(self._write_part(codes, first, items, facts))
-                facts["next_id"] += len(codes)
-            if only_new:  # the change has cleared them
-                # a stable sort merges two sorted runs in one pass
-                known = np.sort(np.concatenate([known, np.sort(keys[new])]), kind="stable")
-                self._known_keys, self._removed_keys = known, removed
+            if len(codes):
+                with self._change() as facts:
+                    self._append(codes, items, facts, keys)
+                self._merge()
+                if trees:
+                    self._save_trees()
         return np.arange(first, first + len(codes))
 
     def replace(self, ids: Any, codes: Codes, items: pa.Table) -> np.ndarray:
@@ -195,12 +225,12 @@ class IndexFolder(Catalog):
             gone, first = self._contains(np.unique(np.asarray(ids, np.int64))), self.facts["next_id"]
             if len(gone) or len(codes):
                 with self._change() as facts:
-                    if len(codes):
-                        facts["parts"].append(self._write_part(codes, first, items, facts))
-                        facts["next_id"] += len(codes)
+                    self._append(codes, items, facts)
                     if len(gone):
                         removed = np.union1d(self._load_numbered("removed"), gone)
                         facts["removed"] = self._save_numbered("removed", removed, facts)
+                self._merge()
+                self._save_trees()
         return np.arange(first, first + len(codes))
 
     def set_mtimes(self, mtimes: Mapping[int, int]) -> None:
@@ -228,7 +258,7 @@ class IndexFolder(Catalog):
         facts["next_part"] += 1
         for kind in part["files"].keys() - {"items.arrow", "items.sums"}:
             link_file(self.path / f"{part['name']}.{kind}", self.path / f"{name}.{kind}")
-        files, batches = self._save_items(name, table)
+        files, batches = self._save_items(name, [table])
         return part | {"name": name, "files": part["files"] | files, "batches": batches}
 
     def promote(self, new: IndexFolder) -> None:
@@ -261,13 +291,14 @@ class IndexFolder(Catalog):
             before, present = self._joined()
             if not np.array_equal(present, ids):
                 raise Busy(f"{self.path} was changed by another process in the meantime; rerun the same command")
-            items = pa.concat_tables([part.items().table().take(part.still()) for part in self.parts])
+            items = _items_of(self.parts)
             codes = Codes(codes.packed, codes.n_bits, before.second)
             with self._change() as facts:
                 facts |= {"n_bits": codes.n_bits, "model": model}
                 self._forget(facts)
                 if len(ids):
-                    facts["parts"] = [self._write_part(codes, ids, items, facts)]
+                    facts["parts"] = [self._write_part(Part.of(codes, ids), items, facts)]
+            self._save_trees()
 
     def _delete(self, ids: np.ndarray) -> int:
         with self._alone():
@@ -286,19 +317,44 @@ class IndexFolder(Catalog):
         with self._alone():
             self.verify()  # damaged files would be rewritten with checksums that say they are fine
             n_removed = sum(len(part) for part in self.parts) - len(self)
-            if not n_removed and len(self.parts) < 2:
+            groups = self._to_compact()
+            if all(len(group) == 1 and not self.parts[group[0]].n_removed for group in groups):
                 return 0
             with self._change() as facts:
+                before = facts["parts"]
                 self._forget(facts)
-                if len(self):
-                    items = pa.concat_tables([part.items().table().take(part.still()) for part in self.parts])
-                    facts["parts"] = [self._write_part(*self._joined(), items, facts)]
+                for group in groups:
+                    parts = [self.parts[number] for number in group]
+                    if len(group) == 1 and not parts[0].n_removed:
+                        facts["parts"].append(before[group[0]])
+                    elif any(len(part) > part.n_removed for part in parts):
+                        joined = Part.of(*self._joined(parts))
+                        facts["parts"].append(self._write_part(joined, _items_of(parts), facts))
+            self._save_trees()
             return n_removed
+
+    def _to_compact(self) -> list[list[int]]:
+        """The numbers of the parts that become one each."""
+        groups: list[list[int]] = [[]]
+        n = 0
+        for number, part in enumerate(self.parts):
+            here = len(part) - part.n_removed
+            if n and n + here > FULL:
+                groups.append([])
+                n = 0
+            groups[-1].append(number)
+            n += here
+        return groups if self.parts else []
+
+    def build_trees(self) -> None:
+        """Keep a tree for each part that is large enough and has not been tried; see `HammingIndex.build_trees`."""
+        with self._alone():
+            self._save_trees()
 
     def _forget(self, facts: dict[str, Any]) -> None:
         """Drop all parts, and keep of removed images only their keys."""
         facts["parts"], facts["removed"] = [], None
-        if len(keys := np.unique(self._removed_keys)):
+        if len(keys := self._all_removed_keys()):
             facts["forgotten"] = self._save_numbered("forgotten", keys, facts)
 
     def set_radius_tables(self, wanted: bool) -> None:
@@ -339,7 +395,7 @@ class IndexFolder(Catalog):
         with alone_in(self.path):
             facts = read_facts(self.path)
             if facts != self.facts:
-                self._take(facts, self)
+                self._take(facts)
             named = self._files()
             for entry in self.path.iterdir():
                 if OURS.fullmatch(entry.name) and entry.name not in named:
@@ -352,44 +408,76 @@ class IndexFolder(Catalog):
     @contextmanager
     def _change(self) -> Iterator[dict[str, Any]]:
         """Facts to change; they and the files they name become the index if the block succeeds."""
-        facts = json.loads(json.dumps(self.facts))
+        parts = [part | {"files": dict(part["files"])} for part in self.facts["parts"]]
+        facts = self.facts | {"parts": parts}
         with storage_errors(self.path):
             yield facts
             sync(self.path)  # the files first, then the list that names them
             write_facts(self.path, facts)
         before = self._files()
-        self._take(facts, self)
+        self._take(facts)
         for name in before.keys() - self._files():
             (self.path / name).unlink()
 
+    def _append(self, codes: Codes, items: pa.Table, facts: dict[str, Any], keys: np.ndarray | None = None) -> None:
+        """Write parts of codes that are new."""
+        require_room(self.path, 2 * items.nbytes, "paths and labels")
+        for rows in blocks(len(codes), FULL):
+            part = Part.of(codes[rows], facts["next_id"])
+            of_rows = None if keys is None else np.sort(keys[rows])
+            facts["parts"].append(self._write_part(part, [items.slice(rows.start, len(part))], facts, of_rows))
+            facts["next_id"] += len(part)
+
+    def _merge(self) -> None:
+        """Join parts until merging.py is satisfied; each time is a change of its own, so a crash loses one at most."""
+        while some := parts_to_join([part["n"] for part in self.facts["parts"]]):
+            told = self.facts["parts"][some]
+            n_bytes = sum(file["bytes"] for part in told for file in part["files"].values())
+            require_room(self.path, n_bytes, "the joined parts of the index")
+            # mapped anew: damaged files would be rewritten with checksums that say they are fine
+            parts = [self._map_part(part, helpers=False) for part in told]
+            keys = None
+            if all("keys.npy" in part["files"] for part in told):
+                # a stable sort merges sorted runs in one pass
+                keys = np.sort(np.concatenate([self._map_keys(part).all() for part in told]), kind="stable")
+            with self._change() as facts:
+                tables = (part.items().table() for part in parts)
+                facts["parts"][some] = [self._write_part(Part.joined(parts), tables, facts, keys)]
+
     def _write_part(
-        self, codes: Codes, ids: np.ndarray | int, items: pa.Table, facts: dict[str, Any]
+        self, part: Part, items: Iterable[pa.Table], facts: dict[str, Any], keys: np.ndarray | None = None
     ) -> dict[str, Any]:
-        n_bytes = codes.packed.nbytes + (codes.second.packed.nbytes if codes.second else 0)
-        require_room(self.path, n_bytes + 2 * items.nbytes, "a part of the index")
+        """Write codes, ids, items and, if they are known, sorted keys; its tree is written by `_save_trees`."""
+        n_bytes = part.blocks.nbytes + (0 if part.second is None else part.second.nbytes)
+        require_room(self.path, n_bytes, "a part of the index")
         name = f"part-{facts['next_part']:05d}"  # never used again: others may still have the old part mapped
         facts["next_part"] += 1
-        part = Part.of(codes, ids)
         files = {"blocks.npy": self._save(f"{name}.blocks.npy", part.blocks)}
         if part.second is not None:
             files["second.npy"] = self._save(f"{name}.second.npy", part.second)
         of_items, batches = self._save_items(name, items)
         files |= of_items
+        if keys is not None:
+            files |= self._save_keys(name, keys)
+        ids = part._ids
+        first_id = ids if isinstance(ids, int) else None
         if not isinstance(ids, int):
             files |= {kind: self._save(f"{name}.{kind}", ids) for kind in ("ids.npy", "ids.npy.copy")}
         if self.facts["radius_tables"]:
             files |= self._save_tables(name, part)
-        tried = {"tree": self._save_tree(name, part, files)} if can_build(part) else {}
-        first_id = ids if isinstance(ids, int) else None
-        found = tried | {"name": name, "n": len(codes), "first_id": first_id, "files": files}
-        return found | {"batches": batches}
+        return {"name": name, "n": len(part), "first_id": first_id, "files": files, "batches": batches}
 
-    def _save_items(self, name: str, items: pa.Table) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def _save_items(self, name: str, items: Iterable[pa.Table]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """What index.json says of the files of the items, and where the items are in them."""
         place, sums = (self.path / f"{name}.items.{kind}" for kind in ("arrow", "sums"))
         write_items(place, items)
         write_sums(sums, place)
         return {"items.arrow": describe_file(place), "items.sums": describe_file(sums)}, find_batches(place)
+
+    def _save_keys(self, name: str, keys: np.ndarray) -> dict[str, Any]:
+        files = {"keys.npy": self._save(f"{name}.keys.npy", arranged(keys))}
+        write_sums(self.path / f"{name}.keys.sums", self.path / f"{name}.keys.npy")
+        return files | {"keys.sums": describe_file(self.path / f"{name}.keys.sums")}
 
     def _save_tables(self, name: str, part: Part) -> dict[str, Any]:
         require_room(self.path, table_bytes(len(part), self.n_bits), "the radius tables")
@@ -397,13 +485,18 @@ class IndexFolder(Catalog):
             kind: self._save(f"{name}.{kind}", array) for kind, array in zip(TABLES, Tables.build(part), strict=True)
         }
 
-    def _save_tree(self, name: str, part: Part, files: dict[str, Any]) -> dict[str, Any] | None:
-        tree = best_tree(part, self.n_bits)
-        if tree is None:
-            return None
-        require_room(self.path, tree.nbytes, "the tree over its codes")
-        files["tree.npy"] = self._save(f"{name}.tree.npy", tree.flat())
-        return tree.facts()
+    def _save_trees(self) -> None:
+        """Try a tree for each part that has not been tried; each is a change of its own, since it takes long."""
+        for number, before in enumerate(self.facts["parts"]):
+            if "tree" in before or not can_build(before["n"]):
+                continue
+            with self._change() as facts:
+                told = facts["parts"][number]
+                tree = best_tree(self._map_part(before, helpers=False), self.n_bits)
+                told["tree"] = None if tree is None else tree.facts()
+                if tree is not None:
+                    require_room(self.path, tree.nbytes, "the tree over its codes")
+                    told["files"]["tree.npy"] = self._save(f"{told['name']}.tree.npy", tree.flat())
 
     def _save_numbered(self, kind: str, array: np.ndarray, facts: dict[str, Any]) -> dict[str, Any]:
         name = f"{kind}-{facts['next_file']:05d}.npy"
@@ -416,62 +509,114 @@ class IndexFolder(Catalog):
             np.save(file, array)
         return describe_file(self.path / name)
 
-    @cached_property
-    def _known_keys(self) -> np.ndarray:
-        """The keys of the images in the index, sorted."""
-        every = ((part, np.arange(len(part))) for part in self.parts)
-        keys = [image_keys(part.codes(all_), part.items().column("path"))[part.still()] for part, all_ in every]
-        return np.sort(np.concatenate([np.empty(0, np.int64), *keys]))
+    def _is_new(self, keys: np.ndarray, paths: pa.ChunkedArray, again: bool) -> np.ndarray:
+        """Which images, by their keys and paths, are to be added, (n,) bool; of equal ones, only the first."""
+        self._make_keys()
+        order = np.argsort(keys, kind="stable")
+        asked = keys[order]
+        n_known = np.zeros(len(keys), np.int64)
+        for part in self.facts["parts"]:
+            if part["name"] not in self._keys:
+                self._keys[part["name"]] = self._map_keys(part)
+            n_known += self._keys[part["name"]].count(asked)
+        removed = self._removed_keys  # a part has their keys too
+        n_removed = np.searchsorted(removed, asked, side="right") - np.searchsorted(removed, asked)
+        first = np.append(True, asked[1:] != asked[:-1])[: len(asked)]
+        new = np.empty(len(keys), bool)
+        new[order] = first & (n_known <= n_removed)
+        return new if again else new & ~self._are_removed(keys, paths)
+
+    def _make_keys(self) -> None:
+        """Write the keys of parts that have none: those of an older version, or that nobody asked about before."""
+        if all("keys.npy" in part["files"] for part in self.facts["parts"]):
+            return
+        with self._change() as facts:
+            for told, part in zip(facts["parts"], self.parts, strict=True):
+                if "keys.npy" not in told["files"]:
+                    keys = image_keys(part.codes(np.arange(len(part))), part.items().column("path"))
+                    told["files"] |= self._save_keys(told["name"], np.sort(keys))
+
+    def _map_keys(self, part: dict[str, Any]) -> Keys:
+        file, sums = (self._file(part, kind) for kind in KEYS)
+        file.by_blocks(sums)
+        return Keys(file, part["n"])
+
+    def _file(self, part: dict[str, Any], kind: str) -> CheckedFile:
+        return CheckedFile(self.path / f"{part['name']}.{kind}", part["files"][kind], remedy(self.path))
 
     @cached_property
     def _removed_keys(self) -> np.ndarray:
-        """The keys of the images that were removed and those of their paths, before `compact` too."""
-        keys = [self._load_numbered("forgotten")]
+        """The keys of the removed images that `compact` has not reclaimed, and those of their paths, sorted."""
+        keys = [np.empty(0, np.int64)]
+        if not self.facts["removed"]:  # no part need be mapped
+            return keys[0]
         for part in self.parts:
             if part.alive is not None:
                 places = np.flatnonzero(~part.alive)
                 paths = part.items().column("path").take(places)
                 keys += [image_keys(part.codes(places), paths), path_keys(paths)]
-        return np.concatenate(keys)
+        return np.sort(np.concatenate(keys))
 
-    def _are_removed(self, keys: np.ndarray, paths: pa.ChunkedArray, removed: np.ndarray) -> np.ndarray:
+    def _all_removed_keys(self) -> np.ndarray:
+        """Those of reclaimed images too, sorted."""
+        return np.union1d(self._load_numbered("forgotten"), self._removed_keys)
+
+    def _are_removed(self, keys: np.ndarray, paths: pa.ChunkedArray) -> np.ndarray:
         """Which images were removed, (n,) bool: with this code, or with another and the path holds no image now."""
         import pyarrow.compute as pc  # a search alone does not need it
 
-        other = np.isin(path_keys(paths), removed)
+        removed = self._all_removed_keys()
+        if not len(removed):
+            return np.zeros(len(keys), bool)
+        same = np.isin(keys, removed)
+        other = ~same & np.isin(path_keys(paths), removed)
         if other.any():
             asked = paths.filter(pa.array(other))
             columns = (part.items().column("path").take(part.still()) for part in self.parts)
             held = {path for one in columns for path in one.filter(pc.is_in(one, asked)).to_pylist()}
             other &= [path not in held for path in paths.to_pylist()]
-        return other | np.isin(keys, removed)
+        return same | other
 
-    def _take(self, facts: dict[str, Any], before: Catalog | None = None) -> None:
-        """Be the index that these facts describe."""
-        known = {}
-        if isinstance(before, IndexFolder) and before.damage is None:
-            known = {part["name"]: (part, own) for part, own in zip(before.facts["parts"], before.parts, strict=True)}
+    def _take(self, facts: dict[str, Any]) -> None:
+        """Be the index that these facts describe; parts that stay the same are not read again."""
+        if facts["removed"] != self.facts["removed"]:
+            self.__dict__.pop("_removed_keys", None)
+        files = {part["name"]: part["files"] for part in self.facts["parts"]}
+        same = {part["name"] for part in facts["parts"] if part["files"] == files.get(part["name"])}
         self.facts, self.n_bits, self.model = facts, facts["n_bits"], facts["model"]
         self.second_bits = facts.get("second_bits", 0)
-        for name in ("_known_keys", "_removed_keys"):
-            self.__dict__.pop(name, None)
-        removed = self._load_numbered("removed")
-        parts = []
-        for part in self.facts["parts"]:
-            same, own = known.get(part["name"], (None, None))
-            parts.append(own.with_removed(removed) if own and same == part else self._map_part(part, removed))
-        if any(int(after.ids(np.zeros(1, np.int64))[0]) <= before.last_id for before, after in pairwise(parts)):
-            raise damaged(self.path / "index.json", "its parts have ids in common", remedy(self.path))
-        self._use(parts)
+        self._keys = {name: keys for name, keys in self._keys.items() if name in same}
+        if self._parts is not None:
+            self._parts = self._map_parts()
+        self._changed()
 
-    def _map_part(self, part: dict[str, Any], removed: np.ndarray) -> Part:
+    def _map_parts(self) -> list[Part]:
+        removed, none = self._load_numbered("removed"), np.empty(0, np.int64)
+        known = self._mapped if self.damage is None else {}
+        mapped = {}
+        for facts in self.facts["parts"]:
+            before, gone_before, part = known.get(facts["name"], (None, none, None))
+            if part is None or before != facts:
+                part, gone_before = self._map_part(facts), none
+            gone = removed[slice(*np.searchsorted(removed, [part.first_id, part.last_id + 1]))]
+            if not np.array_equal(gone, gone_before):
+                part = part.with_removed(gone)  # whoever searches keeps the one before
+            mapped[facts["name"]] = facts, gone, part
+        parts = [part for _, _, part in mapped.values()]
+        if any(after.first_id <= before.last_id for before, after in pairwise(parts)):
+            raise damaged(self.path / "index.json", "its parts have ids in common", remedy(self.path))
+        self._mapped = mapped
+        return parts
+
+    def _map_part(self, part: dict[str, Any], *, helpers: bool = True) -> Part:
+        """Codes, ids and items, without what was removed; and, as `helpers`, tables and tree."""
         n, first = part["n"], part["first_id"]
 
-        def file(kind: str) -> CheckedFile:
-            return CheckedFile(self.path / f"{part['name']}.{kind}", part["files"][kind], remedy(self.path))
+        file, read = partial(self._file, part), []
 
         def load(kind: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
-            return np.asarray(file(kind).array(shape, dtype))
+            read.append(file(kind))
+            return np.asarray(read[-1].array(shape, dtype))
 
         def load_blocks(kind: str, n_bits: int) -> np.ndarray:
             blocks = load(kind, (-(-n // LANES), -(-n_bits // 8), LANES), np.uint8)
@@ -486,7 +631,7 @@ class IndexFolder(Catalog):
         if not isinstance(ids, int) and (ids[0] < 0 or np.any(ids[1:] <= ids[:-1])):
             raise file("ids.npy").damaged("its ids are not in order")
         tables = None
-        if "places.npy" in part["files"]:
+        if helpers and "places.npy" in part["files"]:
             pieces = n_pieces(codes.shape[1])
             starts = load("starts.npy", (pieces, N_VALUES + 1), np.uint32)
             tables = Tables(starts, load("places.npy", (pieces, n), np.uint32))
@@ -494,12 +639,15 @@ class IndexFolder(Catalog):
                 raise file("starts.npy").damaged("it points outside of the codes")
 
         tree = None
-        if facts := part.get("tree"):
+        if helpers and (facts := part.get("tree")):
             flat = load("tree.npy", (tree_bytes(n, self.n_bits, facts["n_distinct"]),), np.uint8)
             try:
                 tree = Tree.from_flat(flat, n, self.n_bits, facts)
             except ValueError as error:
                 raise file("tree.npy").damaged(error) from error
+
+        for one in read:
+            one.release()
 
         @cache  # mapped when first needed
         def items() -> MappedItems:
@@ -508,7 +656,7 @@ class IndexFolder(Catalog):
                 arrow.by_blocks(file("items.sums"))
             return MappedItems(arrow, part["batches"])
 
-        return Part(codes, n, ids, removed, tables, items, tree, tried="tree" in part, second=second)
+        return Part(codes, n, ids, tables=tables, items=items, tree=tree, tried="tree" in part, second=second)
 
     def _load_numbered(self, kind: str) -> np.ndarray:
         if not (facts := self.facts[kind]):
@@ -560,8 +708,9 @@ def _require_order(facts: dict[str, Any]) -> None:
             raise ValueError(f"{part['name']} has not as many items as codes")
         if (part["first_id"] is None) != ("ids.npy" in part["files"]):
             raise ValueError(f"{part['name']} has no ids")
-        if len({kind in part["files"] for kind in TABLES}) > 1:
-            raise ValueError(f"{part['name']} has half of its tables")
+        for kinds, what in ((TABLES, "tables"), (KEYS, "keys")):
+            if len({kind in part["files"] for kind in kinds}) > 1:
+                raise ValueError(f"{part['name']} has half of its {what}")
         if bool(part.get("tree")) != ("tree.npy" in part["files"]):
             raise ValueError(f"{part['name']} has half of its tree")
         if ("second_bits" in facts) != ("second.npy" in part["files"]):
@@ -603,30 +752,9 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_ino
 
 
-def is_new(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Which keys are not among the sorted `known` ones, (n,) bool; of equal ones, only the first."""
-    first = np.zeros(len(keys), bool)
-    first[np.unique(keys, return_index=True)[1]] = True
-    if not len(known):
-        return first
-    return first & (known[np.minimum(np.searchsorted(known, keys), len(known) - 1)] != keys)
-
-
-def image_keys(packed: np.ndarray, paths: pa.ChunkedArray) -> np.ndarray:
-    """(n,) int64, the same for the same path and code, in every process."""
-    keys = np.empty(len(packed), np.int64)
-    for rows in blocks(len(packed), ROWS):
-        codes = np.ascontiguousarray(packed[rows])
-        each = codes.view(f"V{codes.shape[1]}")[:, 0].tolist()
-        names = paths.slice(rows.start, rows.stop - rows.start).to_pylist()
-        digests = [
-            blake2b(code + name.encode(), digest_size=8).digest() for code, name in zip(each, names, strict=True)
-        ]
-        keys[rows] = np.frombuffer(b"".join(digests), np.int64)
-    return keys
-
-
-def path_keys(paths: pa.ChunkedArray) -> np.ndarray:
-    """The same for the same path."""
-    digests = [blake2b(name.encode(), digest_size=8).digest() for name in paths.to_pylist()]
-    return np.frombuffer(b"".join(digests), np.int64)
+def _items_of(parts: list[Part]) -> Iterator[pa.Table]:
+    """The items that were not removed, some at a time."""
+    for part in parts:
+        table = part.items().table()
+        for rows in blocks(len(part), ROWS):
+            yield table.take(pa.array(part.still(np.arange(rows.start, rows.stop))))

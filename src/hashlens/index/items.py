@@ -6,7 +6,7 @@ trusted: buffers lie inside the file, offsets inside their buffers, and text is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -144,9 +144,23 @@ def as_items(table: pa.Table) -> pa.Table:
     return pa.table([table[one.name] if one.name in there else pa.nulls(len(table), one.type) for one in ITEMS], ITEMS)
 
 
-def write_items(path: Path, table: pa.Table) -> None:
+def write_items(path: Path, tables: Iterable[pa.Table]) -> None:
+    """Write one table after the other; no more than a batch of them is in memory."""
+    waiting: list[pa.Table] = []
     with replacing(path) as temporary, pa.ipc.new_file(str(temporary), ITEMS) as file:
-        file.write_table(as_items(table).combine_chunks(), max_chunksize=ROWS)
+
+        def write() -> None:
+            file.write_table(pa.concat_tables(waiting).combine_chunks(), max_chunksize=ROWS)
+            waiting.clear()
+
+        for table in tables:
+            for start in range(0, len(table), ROWS):
+                some = as_items(table.slice(start, ROWS))
+                if sum(map(len, waiting)) + len(some) > ROWS:
+                    write()
+                waiting.append(some)
+        if waiting:
+            write()
 
 
 def write_sums(path: Path, of: Path) -> None:

@@ -38,7 +38,6 @@ from hashlens.progress import Progress, counted
 
 STEP = 128  # images between two looks at the clock and for Ctrl-C
 SAVE_SECONDS = 30  # of encoding, after which what is done is written
-MANY_PARTS = 16  # are joined
 LOCK = ".hashlens-library.lock"  # for the whole update; each change of the index has a lock of its own
 SKIPPED = "skipped.csv"
 
@@ -162,7 +161,7 @@ def _update(index: IndexFolder, opened: Source, model: _Model, progress: Progres
             progress.say(f"encode  {counted(len(marks), 'image')} of {opened.address}   {size}")
         require_room(index.path, len(wanted) * -(-(index.n_bits + index.second_bits) // 8), "the codes")  # at once
         _encode(wanted, opened, model, _Work(index, known, tried), progress, stop)
-        if len(index.parts) > MANY_PARTS or 2 * len(index) < sum(map(len, index.parts)):
+        if 2 * len(index) < sum(map(len, index.parts)):
             index.compact()
     if tried and (wanted or not len(index)):
         path, (why, *_) = min(tried.items())

@@ -4,6 +4,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from hashlens.index.order import BY, Found, ordered
 from hashlens.index.radius import Tables, is_cheaper
 from hashlens.index.tree import MANY as MANY_QUERIES
 from hashlens.index.tree import Tree, best_tree, can_build, step_of
-from hashlens.kernels import Rows, View, from_blocks, kernels, to_blocks
+from hashlens.kernels import Rows, View, from_blocks, joined_blocks, kernels, to_blocks
 from hashlens.machine import blocks, in_threads, n_threads, shares
 
 QUERIES = 256  # that one thread takes at once
@@ -57,6 +58,19 @@ class Part(Rows):
         second = None if codes.second is None else to_blocks(codes.second.packed)
         return cls(to_blocks(codes.packed), len(codes), ids, items=items, second=second)
 
+    @classmethod
+    def joined(cls, parts: list["Part"]) -> "Part":
+        """One part of several, with all that was removed from them."""
+        ids: np.ndarray | int = parts[0].first_id
+        if any(isinstance(part._ids, np.ndarray) for part in parts) or any(
+            after.first_id != before.last_id + 1 for before, after in pairwise(parts)
+        ):
+            ids = np.concatenate([part.ids(np.arange(len(part))) for part in parts])
+        n = sum(map(len, parts))
+        blocks = joined_blocks([(part.blocks, len(part)) for part in parts])
+        seconds = [(part.second, len(part)) for part in parts if part.second is not None]
+        return cls(blocks, n, ids, second=joined_blocks(seconds) if seconds else None)
+
     def of_second(self) -> "Part":
         """The second codes, to search by these alone."""
         assert self.second is not None
@@ -70,6 +84,10 @@ class Part(Rows):
         part.alive = None
         part.remove(ids)
         return part
+
+    @property
+    def first_id(self) -> int:
+        return int(self._ids if isinstance(self._ids, int) else self._ids[0])
 
     @property
     def last_id(self) -> int:
@@ -128,10 +146,23 @@ class HammingIndex(Index):
 
     def _changed(self) -> None:
         """Forget what was computed from the parts."""
-        self._n = sum(len(part) - part.n_removed for part in self.parts)
         self._views: dict[tuple[int, bool], View] = {}
         self._n_asked = 0
-        self.__dict__.pop("seconds", None)
+        for name in ("seconds", "_n", "_first_ids"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def _n(self) -> int:
+        return sum(len(part) - part.n_removed for part in self.parts)
+
+    @cached_property
+    def _first_ids(self) -> np.ndarray:
+        return np.array([part.first_id for part in self.parts], np.int64)
+
+    def _parts_of(self, ids: np.ndarray) -> list[Part]:
+        """The parts that can hold some of these ids: what is asked of few ids takes no time for all parts."""
+        numbers = np.unique(np.searchsorted(self._first_ids, ids, side="right") - 1)
+        return [self.parts[number] for number in numbers.tolist() if number >= 0]
 
     @cached_property
     def seconds(self) -> "HammingIndex":
@@ -159,7 +190,7 @@ class HammingIndex(Index):
         """What was found for a code, which must be in the index, ordered by both codes."""
         assert code.second is not None
         order = np.argsort(ids)
-        places = [(part, part.places(ids[order])) for part in self.parts]
+        places = [(part, part.places(ids[order])) for part in self._parts_of(ids)]
         packed = [from_blocks(part.second, there) for part, there in places if part.second is not None]
         theirs = Codes(np.concatenate([code.second.packed[:0], *packed]), self.second_bits)
         return ordered(distances[order], ids[order], distances_between(code.second, theirs)[0])
@@ -216,7 +247,7 @@ class HammingIndex(Index):
 
         This happens by itself, in the background, when so many queries were asked that it pays off.
         """
-        self._build_trees([part for part in self.parts if part.tree is None and can_build(part)])
+        self._build_trees([part for part in self.parts if part.tree is None and can_build(len(part))])
 
     def _build_trees(self, parts: list[Part]) -> None:
         for part in parts:
@@ -228,7 +259,7 @@ class HammingIndex(Index):
         self._n_asked += n_queries
         if self._n_asked >= QUERIES_OF_A_TREE:
             self._n_asked = -(2**62)  # once for these parts
-            parts = [part for part in self.parts if not part.tried and can_build(part) and len(part) <= UNASKED]
+            parts = [part for part in self.parts if not part.tried and can_build(len(part)) and len(part) <= UNASKED]
             if parts:
                 threading.Thread(target=self._build_trees, args=(parts,), daemon=True).start()
 
@@ -292,7 +323,7 @@ class HammingIndex(Index):
         return removed
 
     def _contains(self, ids: np.ndarray) -> np.ndarray:
-        return np.concatenate([ids[:0], *(part.ids(part.places(ids)) for part in self.parts)])
+        return np.concatenate([ids[:0], *(part.ids(part.places(ids)) for part in self._parts_of(ids))])
 
     def _nearest(self, codes: Codes, k: int, among: np.ndarray | None, distances: np.ndarray, ids: np.ndarray) -> None:
         if among is not None:
@@ -358,7 +389,7 @@ class HammingIndex(Index):
         """All parts or, with ids, parts that hold only these: copies, since they are few as a rule."""
         if ids is None:
             return self.parts
-        chosen = [(part, part.places(ids)) for part in self.parts]
+        chosen = [(part, part.places(ids)) for part in self._parts_of(ids)]
         return [Part.of(self._codes(part, places), part.ids(places)) for part, places in chosen if len(places)]
 
     def _sort(self) -> None:
@@ -367,11 +398,12 @@ class HammingIndex(Index):
         order = np.argsort(ids, kind="stable")
         self.parts = [Part.of(codes[order], ids[order])]
 
-    def _joined(self) -> tuple[Codes, np.ndarray]:
-        """Codes and ids of all parts, one after the other."""
-        places = [part.still() for part in self.parts]
-        codes = [self._codes(part, still) for part, still in zip(self.parts, places, strict=True)]
-        ids = [part.ids(still) for part, still in zip(self.parts, places, strict=True)]
+    def _joined(self, parts: list[Part] | None = None) -> tuple[Codes, np.ndarray]:
+        """Codes and ids of these parts, or of all, one after the other, without what was removed."""
+        parts = self.parts if parts is None else parts
+        places = [part.still() for part in parts]
+        codes = [self._codes(part, still) for part, still in zip(parts, places, strict=True)]
+        ids = [part.ids(still) for part, still in zip(parts, places, strict=True)]
         return Codes.concatenate(codes), np.concatenate(ids)
 
     def require_second(self, codes: Codes) -> Codes:

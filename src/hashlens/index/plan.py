@@ -1,48 +1,241 @@
-"""Plan: a number of images and a code length in, the memory and disk that each way of searching needs out."""
+"""Plan: a number of images and a code length in; memory, disk, time, machines and cost per query of each engine out.
 
+The model of the index folder has a handful of constants, which `fitted` takes from what benchmarks/big.py measured at
+two sizes; those of Milvus and PostgreSQL are per image, from benchmarks/engines.py. Times are seconds of one core like
+that of the measurement, so they can be compared with each other and scaled. A plan says how many times beyond the
+largest measured size it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hashlens.errors import UsageError
+from hashlens.index.merging import FAN, FULL
 from hashlens.index.radius import is_cheaper, table_bytes
 from hashlens.kernels import LANES
+from hashlens.progress import duration
 
-ITEM_BYTES = 76  # of a usual path with its share of Arrow's offsets, and of size and mtime
 FEATURES = 4096  # values of the CNN feature that a code replaces, 4 bytes each
+SHARD = 65_536  # images that encode writes, and index adds, at a time
+MACHINE = {"memory": 64e9, "disk": 2e12, "cores": 16}  # that a plan counts with
+USABLE = 0.75  # of its memory
+KEY_BYTES = 9  # of a key with its share of the filter
+MEASURED_BYTES = 6  # of a code in the measurements
+Row = Mapping[str, Any]
 
 
-def plan(n: int, n_bits: int) -> dict[str, Any]:
-    """Bytes of memory and disk for n codes, and what to use at that size."""
+def fitted(rows: Sequence[Row]) -> dict[str, float]:
+    """The constants of the folder, from the two largest of these sizes; see `folder_at` for what they mean."""
+    a, b = sorted(rows, key=lambda row: row["n"])[-2:]
+    per_image = [row["build"]["cpu"] / row["n"] for row in (a, b)]
+    step = max(0.0, (per_image[1] - per_image[0]) / max(1e-9, _steps(b["n"]) - _steps(a["n"])))
+    beyond = [row["disk"]["tree"] / row["n"] - 4 for row in (a, b)]  # 4 bytes are the place of each image
+    checked = [row["disk"]["blocks"] + row["disk"]["tree"] for row in (a, b)]
+    resident = max(b[when]["all"] for when in ("memory_searched", "memory_scanned")) - b["memory_before"]["all"]
+    return {
+        "measured_to": b["n"],
+        "add_seconds": per_image[1] - step * _steps(b["n"]),
+        "merge_seconds": step,
+        "lookup_seconds": b["new_keys"] / SHARD / b["parts"],
+        "item_bytes": b["disk"]["items"] / b["n"],
+        "tree_bytes": beyond[1],
+        "tree_power": math.log(beyond[1] / beyond[0]) / math.log(b["n"] / a["n"]),
+        "open_seconds": b["open"]["cpu"] / checked[1],
+        "memory_base": b["memory_before"]["all"],
+        "memory_share": resident / checked[1],
+        "scan_seconds": (b["scan"] - a["query"]) / b["disk"]["blocks"],
+        "query_base": a["query"],
+        "query_seconds": max(0.0, b["query"] - a["query"]) / b["n"],
+    }
+
+
+# what `fitted` finds in benchmarks/results/big.json; a test compares them
+FOLDER: dict[str, float] = {
+    "measured_to": 10000000.0,
+    "add_seconds": 1.329e-06,
+    "merge_seconds": 2.634e-07,
+    "lookup_seconds": 3.703e-08,
+    "item_bytes": 74.31,
+    "tree_bytes": 0.7104,
+    "tree_power": -0.2462,
+    "open_seconds": 1.665e-10,
+    "memory_base": 145600000.0,
+    "memory_share": 0.6779,
+    "scan_seconds": 3.282e-11,
+    "query_base": 2.935e-05,
+    "query_seconds": 1.324e-11,
+}
+# per image, from benchmarks/results/engines.json at 10^6 codes of 48 bits; a test compares them
+ENGINES: dict[str, dict[str, float]] = {
+    "milvus": {
+        "measured_to": 300000.0,
+        "insert_seconds": 1.129e-05,
+        "query_seconds": 2.81e-08,
+        "memory_base": 235600000.0,
+        "memory": 452.1,
+        "disk": 41.26,
+    },
+    "pgvector": {
+        "measured_to": 1000000.0,
+        "insert_seconds": 2.117e-06,
+        "query_seconds": 1.188e-07,
+        "memory_base": 30860000.0,
+        "memory": 75.55,
+        "disk": 74.83,
+    },
+}
+REMARKS = {
+    "folder": "exact; trained codes repeat, so a query reads few of them; a random code reads all",
+    "milvus": "exact (BIN_FLAT), all codes in memory; query nodes share the work",
+    "pgvector": "exact, by a sequential scan; one server, whose workers share a scan",
+}
+
+
+def engine_constants(measured: Row) -> dict[str, float]:
+    """The constants of an engine, per image; memory and disk without what it takes when it is empty."""
+    n, before = measured["n"], measured["before"]
+    return {
+        "measured_to": n,
+        "insert_seconds": measured["insert"]["cpu"] / n,
+        "query_seconds": measured["query"]["cpu"] / n,
+        "memory_base": before["memory"],
+        "memory": (measured["memory"] - before["memory"]) / n,
+        "disk": (measured["disk"] - before["disk"]) / n,
+    }
+
+
+def plan(n: int, n_bits: int, second_bits: int = 0) -> dict[str, Any]:
+    """What n images cost in the index folder, in Milvus and in PostgreSQL, and what to use at that size."""
     if n < 1 or n_bits < 1:
         raise UsageError(f"n and bits must be >= 1, got {n:,} and {n_bits}")
-    n_bytes = -(-n_bits // 8)
-    codes, tables, floats = -(-n // LANES) * LANES * n_bytes, table_bytes(n, n_bits), n * FEATURES * 4
-    farthest = next(radius for radius in range(-1, n_bits + 1) if not is_cheaper(n, n_bytes, radius + 1))
-    faster = f"up to radius {farthest}, tables are faster" if farthest >= 0 else "tables are never faster at this size"
-    ways = {
-        name: {"memory": n_bytes, "disk": n_bytes + n * ITEM_BYTES, "note": note}
-        for name, n_bytes, note in (
-            ("scan", codes, "every query reads all codes; memory-mapped"),
-            ("scan + tables", codes + tables, f"--radius-tables: {faster}; memory-mapped"),
-            ("floats", floats, f"for comparison: {FEATURES:,} floats per image, without hashing"),
-        )
+    if second_bits < 0:
+        raise UsageError(f"second-bits must be >= 0, got {second_bits}")
+    folder = folder_at(n, n_bits, second_bits, FOLDER)
+    beside = n * FOLDER["item_bytes"] + blocks_bytes(n, second_bits)  # an engine holds the first codes alone
+    wide = _bytes(n_bits) / MEASURED_BYTES
+    ways: dict[str, dict[str, Any]] = {"folder": folder | {"measured_to": FOLDER["measured_to"]}}
+    for name, each in ENGINES.items():
+        more = n * (_bytes(n_bits) - MEASURED_BYTES)
+        held = n * each["disk"] + more
+        ways[name] = {
+            # PostgreSQL keeps little itself, but a scan is only fast if the system has the table in memory
+            "memory": each["memory_base"] + (held if name == "pgvector" else n * each["memory"] + more),
+            "disk": held + beside,
+            "build_seconds": n * each["insert_seconds"],
+            "query_seconds": n * each["query_seconds"] * wide,
+            "scan_seconds": n * each["query_seconds"] * wide,
+            "measured_to": each["measured_to"],
+        }
+    for name, way in ways.items():
+        way["machines"] = _machines(name, way)
+        way["beyond"] = max(1.0, n / way["measured_to"])
+    tables, code_bytes = table_bytes(n, n_bits), _bytes(n_bits)
+    radius = next(radius for radius in range(-1, n_bits + 1) if not is_cheaper(n, code_bytes, radius + 1))
+    return {
+        "n": n,
+        "n_bits": n_bits,
+        "second_bits": second_bits,
+        "bytes": {
+            "codes": blocks_bytes(n, n_bits),
+            "second": blocks_bytes(n, second_bits),
+            "radius_tables": tables,
+            "floats": n * FEATURES * 4,
+        },
+        "tables_to_radius": radius,
+        "machine": MACHINE,
+        "ways": ways,
+        "advice": _advice(n, ways["folder"]),
     }
-    return {"n": n, "n_bits": n_bits, "code_bytes": -(-n_bits // 8), "ways": ways, "advice": _advice(n)}
 
 
-def describe_plan(found: dict[str, Any]) -> str:
-    lines = [f"{found['n']:,} images x {found['n_bits']} bits, {found['code_bytes']} bytes per code"]
+def describe_plan(found: Mapping[str, Any]) -> str:
+    size = found["bytes"]
+    second = f" and a second code of {found['second_bits']}" if found["second_bits"] else ""
+    lines = [
+        f"{found['n']:,} images with codes of {found['n_bits']} bits{second}: {readable(size['codes'])}"
+        + (f" and {readable(size['second'])}" if second else "")
+        + f"; as {FEATURES:,} floats each they would be {readable(size['floats'])}",
+        f"  {'':<9} {'memory':>9} {'disk':>9} {'build':>12} {'machines':>8} {'query':>12} {'reading all':>12}",
+    ]
     for name, way in found["ways"].items():
-        memory, disk = readable(way["memory"]), readable(way["disk"])
-        lines.append(f"  {name:<14} {memory:>9} of memory {disk:>9} on disk   {way['note']}")
+        machines = "too big" if way["machines"] is None else f"{way['machines']:,}"
+        lines.append(
+            f"  {name:<9} {readable(way['memory']):>9} {readable(way['disk']):>9} {brief(way['build_seconds']):>12}"
+            f" {machines:>8} {brief(way['query_seconds']):>12} {brief(way['scan_seconds']):>12}"
+        )
+    lines += [f"  {name:<9} {REMARKS[name]}" for name in found["ways"]]
+    reach = found["tables_to_radius"]
+    tables = f"faster up to radius {reach}" if reach >= 0 else "never faster at this size"
+    lines.append(f"  --radius-tables: {readable(size['radius_tables'])} more, {tables}")
+    machine = found["machine"]
+    lines.append(
+        f"times are of one core; machines have {machine['cores']} cores, {readable(machine['memory'])} of memory and"
+        f" {readable(machine['disk'])} of disk"
+    )
+    beyond = [
+        f"{name} {way['beyond']:,.0f} times beyond {way['measured_to']:,.0f}"
+        for name, way in found["ways"].items()
+        if way["beyond"] > 1
+    ]
+    if beyond:
+        lines.append(f"extrapolated: {', '.join(beyond)} images, the most that were measured")
     return "\n".join([*lines, found["advice"]])
 
 
-def _advice(n: int) -> str:
+def _machines(name: str, way: Mapping[str, Any]) -> int | None:
+    """How many machines; None where it does not fit on one and does not spread."""
+    if name == "milvus":
+        return max(1, math.ceil(way["memory"] / (USABLE * MACHINE["memory"])))
+    return 1 if way["disk"] <= MACHINE["disk"] and way["memory"] <= USABLE * MACHINE["memory"] else None
+
+
+def _advice(n: int, folder: Mapping[str, Any]) -> str:
     if n <= 10_000_000:
-        return "use the exact scan in one process: hashlens index build, hashlens serve"
-    if n <= 300_000_000:
-        return "use the exact scan over memory-mapped codes; encode on several machines with --part i/n"
+        return "use the index folder: hashlens index build, hashlens serve"
+    if n <= 300_000_000 and folder["machines"]:
+        return "use the index folder on one machine; encode on several with --part i/n"
     return "use a distributed engine with the same commands (--engine milvus or pgvector); encode with --part i/n"
+
+
+def brief(seconds: float) -> str:
+    if seconds >= 1:
+        return duration(seconds)
+    return f"{1e3 * seconds:.0f} ms" if seconds >= 0.01 else f"{1e3 * seconds:.2f} ms"
+
+
+def folder_at(n: int, n_bits: int, second_bits: int, found: Mapping[str, float]) -> dict[str, float]:
+    """What an index folder of n images costs by these constants: bytes, and seconds of one core."""
+    size = _bytes(n_bits) / MEASURED_BYTES
+    codes, second = blocks_bytes(n, n_bits), blocks_bytes(n, second_bits)
+    part = min(n, FULL)  # has a tree of its own
+    tree = n * (4 + found["tree_bytes"] * size * (part / found["measured_to"]) ** found["tree_power"])
+    checked = codes + second + tree
+    full = n / FULL / 2  # parts in which keys are looked up, half of those at the end
+    build = found["add_seconds"] + found["merge_seconds"] * _steps(n) + found["lookup_seconds"] * full
+    return {
+        "memory": found["memory_base"] + found["memory_share"] * (codes + tree) + second,
+        "disk": checked + n * (KEY_BYTES + found["item_bytes"]),
+        "build_seconds": n * build,
+        "open_seconds": found["open_seconds"] * checked,
+        "query_seconds": found["query_base"] + found["query_seconds"] * size * n,
+        "scan_seconds": found["query_base"] + found["scan_seconds"] * codes,
+    }
+
+
+def blocks_bytes(n: int, n_bits: int) -> int:
+    return -(-n // LANES) * LANES * _bytes(n_bits)
+
+
+def _bytes(n_bits: int) -> int:
+    return -(-n_bits // 8)
+
+
+def _steps(n: int) -> float:
+    """How often a code has been rewritten by merging when there are n."""
+    return max(0.0, math.log(min(n, FULL) / SHARD, FAN))
 
 
 def readable(n_bytes: float) -> str:

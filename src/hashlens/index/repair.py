@@ -22,8 +22,9 @@ from hashlens.codes.folder import open_together, shards_in_order
 from hashlens.codes.model import ModelFolder
 from hashlens.errors import DataError
 from hashlens.files import alone_in, quoted
-from hashlens.index.folder import COPY, IndexFolder, copy_file, files_of, read_facts, write_facts
+from hashlens.index.folder import COPY, KEYS, IndexFolder, copy_file, files_of, read_facts, write_facts
 from hashlens.index.items import MappedItems, as_items
+from hashlens.index.memory import Part
 from hashlens.kernels import LANES, from_blocks
 from hashlens.progress import Progress
 
@@ -49,11 +50,16 @@ def repair(
             if facts[kind] and facts[kind]["name"] in bad:
                 why = "and so is its copy: it is not known which images were removed"
                 raise damaged(path / facts[kind]["name"], why, _build_again(path))
+        for part in facts["parts"]:  # keys are made again when they are needed
+            if any(f"{part['name']}.{kind}" in bad for kind in KEYS):
+                bad -= {f"{part['name']}.{kind}" for kind in KEYS if part["files"].pop(kind)}
         given = _Given(codes, model, path, facts["model"], progress)
         lost = _replace_parts(path, facts, bad, given) if bad else 0
         if repaired:
             write_facts(path, facts)
     index = IndexFolder.open(path)
+    if repaired:
+        index.build_trees()
     index.verify()
     without = had_second and not index.second_bits
     return {"repaired": repaired, "lost": lost, "second_lost": without, "n": len(index), "index": str(path)}
@@ -108,7 +114,7 @@ def _replace_parts(path: Path, facts: dict[str, Any], bad: set[str], given: _Giv
             ids = np.arange(facts["next_id"], facts["next_id"] + len(codes))
             facts["next_id"] += len(codes)
         if len(codes):
-            parts.append((int(ids[0]), index._write_part(codes, ids, items, facts)))
+            parts.append((int(ids[0]), index._write_part(Part.of(codes, ids), [items], facts)))
     facts["parts"] = [part for _, part in sorted(parts, key=lambda pair: pair[0])]
     return lost
 

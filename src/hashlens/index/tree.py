@@ -155,9 +155,9 @@ def best_tree(rows: Rows, n_bits: int) -> Tree | None:
     return tree if tree.try_out(rows, n_bits) else None
 
 
-def can_build(rows: Rows) -> bool:
+def can_build(n: int) -> bool:
     """Whether a tree can help: there are enough codes, and the kernels are compiled."""
-    return FEWEST <= len(rows) <= MOST and bool(levels()) and kernels().name != "numpy"
+    return FEWEST <= n <= MOST and bool(levels()) and kernels().name != "numpy"
 
 
 def _kinds(n: int, n_bytes: int, n_distinct: int) -> list[tuple[tuple[int, ...], type]]:

@@ -1,7 +1,8 @@
 """Upgrade: index.json of an older version in, that of this version out, once every file was compared with its SHA-256.
 
-Version 4 has no checksums of blocks: its files stay as they are, and index.json is replaced if the folder can be
-written to. Version 3 has the codes in another order, pieces of 16 bits; they are written again.
+Version 5 has no keys, which the first addition makes. Version 4 has no checksums of blocks: its files stay as they are,
+and index.json is replaced if the folder can be written to. Version 3 has the codes in another order, pieces of 16 bits;
+they are written again.
 """
 
 import re
@@ -38,6 +39,8 @@ def _schema(before: str) -> dict[Any, Any]:
 
 def upgraded(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
     before = conform(facts.get("format"), TEXT, "format")
+    if before == "hashlens index 5":
+        return facts | {"format": now.FORMAT}
     odd = before == "hashlens index 3" and -(-conform(facts.get("n_bits"), now.SCHEMA["n_bits"]) // 8) % 2
     if before not in CODES or (odd and facts.get("forgotten")):  # keys of removed images were made of whole pieces
         raise MismatchError(f"{path} has the format {before[:60]!r}, this version reads {now.FORMAT!r}; build it again")

@@ -90,6 +90,14 @@ def from_blocks(blocks: np.ndarray, places: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(blocks[places // LANES, :, places % LANES])
 
 
+def joined_blocks(parts: list[tuple[np.ndarray, int]]) -> np.ndarray:
+    """Several blocks, each with its number of codes, as one."""
+    if not any(n % LANES for _, n in parts[:-1]):
+        return np.concatenate([blocks for blocks, _ in parts])
+    packed = [blocks.transpose(0, 2, 1).reshape(-1, blocks.shape[1])[:n] for blocks, n in parts]
+    return to_blocks(np.concatenate(packed))
+
+
 def kernels() -> Compiled | Numpy:
     """The fastest that this machine runs, or the one that HASHLENS_KERNELS names."""
     return _load(os.environ.get(VARIABLE))

@@ -1,7 +1,8 @@
 """Scrub: the index that is served is read again from time to time, slowly, and compared with its checksums.
 
 Disks change bits, and a mapped file that changes would be answered from. Damage that a search could see makes the index
-unusable until it is repaired or replaced on disk; damage to index.json or to a copy only makes the server not ready.
+unusable until it is repaired or replaced on disk; damage to index.json, to a copy or to keys (keys.py) only makes the
+server not ready.
 """
 
 import logging
@@ -11,7 +12,7 @@ import threading
 from contextlib import suppress
 
 from hashlens.errors import Damaged, Stopped
-from hashlens.index.folder import COPY, IndexFolder
+from hashlens.index.folder import COPY, KEYS, IndexFolder
 from hashlens.search import Searcher
 from hashlens.server.metrics import Metrics
 
@@ -57,7 +58,7 @@ class Scrub:
                 return "changed"
             if index.damage is None:
                 logging.getLogger("hashlens").error("%s", error.message)
-            if error.path.name == "index.json" or error.path.name.endswith(COPY):
+            if error.path.name == "index.json" or error.path.name.endswith((COPY, *KEYS)):
                 self._searcher.stale = error.message
             else:
                 self._searcher.index.damage = error
