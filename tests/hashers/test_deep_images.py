@@ -147,8 +147,12 @@ def test_choices_left_to_us(rng):
 
 def test_bfloat16_is_for_training_only(tiny, tmp_path):
     X, y = tiny
-    rough = DTSH(6, long_bits=0, **SMALL | {"training": Training(epochs=2, batch_size=8, precision="bfloat16")}).fit(X, y)
-    exact = DTSH(6, long_bits=0, **SMALL | {"training": Training(epochs=2, batch_size=8, precision="float32")}).fit(X, y)
+    rough = DTSH(6, long_bits=0, **SMALL | {"training": Training(epochs=2, batch_size=8, precision="bfloat16")}).fit(
+        X, y
+    )
+    exact = DTSH(6, long_bits=0, **SMALL | {"training": Training(epochs=2, batch_size=8, precision="float32")}).fit(
+        X, y
+    )
     assert all(weights.dtype == torch.float32 for weights in rough.network_.parameters())
     assert rough.history_[0]["loss"] == pytest.approx(exact.history_[0]["loss"], rel=0.05)
     assert rough.history_[0]["loss"] != exact.history_[0]["loss"]
