@@ -6,13 +6,16 @@ INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 TRAIN := $(VENV)/.train
 DEV := $(VENV)/.dev
 
-.PHONY: demo test check bench setup fix results clean
+.PHONY: demo test test-long check bench setup fix results clean
 
 demo: $(TRAIN)        ## train DTSH on CIFAR-10, print MAP, write hashlens-demo/
 	$(BIN)/hashlens demo
 
 test: check           ## formatting, lint, types and all tests
 	$(BIN)/pytest --numprocesses auto --dist loadfile
+
+test-long: $(DEV)     ## the tests that `make test` leaves out, because they start many processes
+	HASHLENS_LONG=1 $(BIN)/pytest tests/test_ranks.py
 
 check: $(DEV)         ## formatting, lint and types
 	$(BIN)/ruff format --check src tests benchmarks

@@ -17,7 +17,7 @@ from hashlens.hashers.deep.dtsh import DTSHLoss
 from hashlens.hashers.deep.inputs import ArrayInputs
 from hashlens.hashers.deep.training import train
 from hashlens.hashers.methods import METHODS
-from hashlens.ranks import current, joined
+from hashlens.ranks import current, joined, leave
 
 N, BITS = 210, 8
 SHORT = Training(epochs=5, batch_size=21, head_lr=5e-3, precision="float32")  # fifty steps; two ranks get 10 and 11
@@ -157,3 +157,4 @@ def main():
 
 if __name__ == "__main__":
     main()
+    leave(0)

@@ -21,6 +21,7 @@ from hashlens.ranks import ALONE, Ranks, joined
 WORK = str(Path(rank_work.__file__))
 TRAIN = ("-m", "hashlens", "train", "digits", "--bits", "12", "--second-bits", "0")
 LIMIT = 300  # seconds after which a test fails instead of waiting for ever
+long = pytest.mark.skipif(not os.environ.get("HASHLENS_LONG"), reason="starts many processes: make test-long")
 
 
 def command(n, *arguments, how=("--standalone",)):
@@ -93,6 +94,7 @@ def test_two_ranks_take_the_steps_of_one_process(tmp_path):
     assert_close(found, expected)
 
 
+@long
 def test_a_run_in_one_process_is_resumed_by_two_ranks(tmp_path):
     expected, _, _ = rank_work.train_with("none", tmp_path / "whole")
     steps = iter(range(12))
@@ -121,6 +123,7 @@ def test_one_process_sends_nothing():
 # What happens to one rank happens to all.
 
 
+@long
 def test_nan_on_one_rank_rolls_all_back(tmp_path):
     code, _, err = torchrun(2, WORK, "nan", tmp_path, logs=tmp_path / "logs")
     assert code == 0, err
@@ -130,6 +133,7 @@ def test_nan_on_one_rank_rolls_all_back(tmp_path):
     assert all(torch.isfinite(value).all() for value in load_file(tmp_path / "network.safetensors").values())
 
 
+@long
 def test_a_rank_that_hangs_ends_all(tmp_path):
     code, _, err = torchrun(2, WORK, "hangs", tmp_path, logs=tmp_path / "logs", HASHLENS_RANK_TIMEOUT="5")
     assert code != 0
@@ -149,6 +153,7 @@ def test_a_killed_rank_ends_all_and_one_process_resumes(tmp_path, hashlens):
     assert code == 0 and json.loads(text)["epochs"] == 15
 
 
+@long
 def test_ctrl_c_saves_and_one_process_resumes(tmp_path, hashlens):
     out = tmp_path / "run"
     started = Started(2, *TRAIN, "--epochs", "6", "--out", out, logs=tmp_path / "logs")
@@ -195,6 +200,7 @@ def two_hosts():
             ip("netns", "del", name)
 
 
+@long
 def test_two_ranks_on_two_hosts(two_hosts, tmp_path):
     """Each with its own cache and working folder: one run folder, on the host of rank 0."""
     started = []
@@ -217,12 +223,14 @@ def test_two_ranks_on_two_hosts(two_hosts, tmp_path):
 # Wrong input.
 
 
+@long
 def test_ranks_with_other_data(tmp_path):
     code, _, err = torchrun(2, WORK, "unequal", tmp_path, logs=tmp_path / "logs")
     assert code != 0
     assert err.count("MismatchError: rank 1 does not have the same data as rank 0") == 1
 
 
+@long
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -155,6 +155,7 @@ class Ranks:
 
 
 ALONE = Ranks()
+_ever_joined = False
 
 
 def current() -> Ranks:
@@ -189,6 +190,7 @@ def joined() -> Iterator[Ranks]:
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
 
+    global _ever_joined
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     # one that torchrun has set, unless the user has
     os.environ.setdefault("HASHLENS_THREADS", os.environ.get("OMP_NUM_THREADS") or "1")
@@ -212,6 +214,8 @@ def joined() -> Iterator[Ranks]:
             " all of them, and on several machines set GLOO_SOCKET_IFNAME to the network interface between them"
         ) from error
 
+    _ever_joined = True
+
     def ended(number: int, frame: Any) -> NoReturn:
         raise RankError(LOST)
 
@@ -229,6 +233,14 @@ def joined() -> Iterator[Ranks]:
         with suppress(RuntimeError):
             dist.destroy_process_group()
         signal.signal(signal.SIGTERM, before)
+
+
+def leave(code: int) -> None:
+    """End this process at once if it was one of several: a thread of gloo that is still there would abort it."""
+    if _ever_joined:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _speaks(store: Any, rank: int) -> bool:

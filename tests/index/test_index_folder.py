@@ -318,7 +318,7 @@ def test_killed_at_any_moment_the_same_command_resumes(tmp_path):
         while process.poll() is None and not list(folder.glob("part-00001*")):
             time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.3))
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.communicate()
         killed += process.returncode == -signal.SIGKILL
         IndexFolder.open(folder).verify()

@@ -348,7 +348,7 @@ def test_rerunning_a_stopped_comparison_resumes(digits, asked, tmp_path):
 
 
 def test_a_network_is_trained_once_for_all_features_and_resumes_from_its_checkpoint(digits, asked, tmp_path):
-    settings = {"training": Training(epochs=2, batch_size=60)}
+    settings = {"training": Training(epochs=4, batch_size=60)}
 
     def go(out, **more):
         return run(
@@ -360,7 +360,7 @@ def test_a_network_is_trained_once_for_all_features_and_resumes_from_its_checkpo
     row = row_of(whole, "dtsh", "small-cnn")
     assert row["takes"] == "images" and row["lengths"]["8"]["map"] > 0.12
     cell = json.loads((tmp_path / "whole" / "cells" / "small-cnn-dtsh-8-0.json").read_text())
-    assert cell["params"]["training"]["epochs"] == 2
+    assert cell["params"]["training"]["epochs"] == 4
 
     out, polls = tmp_path / "out", []
 

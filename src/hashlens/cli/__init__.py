@@ -11,7 +11,7 @@ import typer
 import hashlens
 from hashlens.cli import about, encode, index, results, search, train, unlabelled
 from hashlens.errors import HashlensError, MissingExtra, Stopped, StorageError, extra_of
-from hashlens.ranks import joined
+from hashlens.ranks import joined, leave
 
 ClickException: Any = typer.BadParameter.__mro__[2]  # typer contains a click of its own, or uses the public one
 
@@ -27,6 +27,14 @@ for commands in (train, encode, search, unlabelled, index, results, about):  # i
 
 
 def main() -> None:
+    try:
+        _main()
+    except SystemExit as error:
+        leave(error.code if isinstance(error.code, int) else int(error.code is not None))
+        raise
+
+
+def _main() -> None:
     """Run a command; a user error is one sentence on stderr and a non-zero exit code, never a traceback."""
     # torch's idle threads spin briefly, then sleep: sleeping at once costs a fifth of the training speed, spinning
     # for long starves other processes
