@@ -1,7 +1,6 @@
 """The index on disk: opened again it answers the same, whatever was added, removed, compacted, broken or damaged."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
