@@ -15,7 +15,7 @@ HEADS = {
 HASH_LAYER_STD = 0.01
 HIDDEN = 1024  # units between the two layers
 PER_BIT = 50  # units per bit of divide-and-encode
-# chosen on rows cut from training rows, where little depends on them
+# chosen on rows cut from training rows; near these values little depends on them
 SHARPNESS = 64.0  # of the choice between classes: the score of a class whose code agrees in all bits
 PULL = 0.4  # of the code of a class that is certain; a higher one serves what was learned, a lower one what was not
 SHRINKAGE = 9.0  # of the regression of short codes on long ones
