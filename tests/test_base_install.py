@@ -108,6 +108,14 @@ def test_a_folder_is_searched_without_any_model_of_ones_own(base):
     assert first["distance"] == 0 and first["path"].endswith("photos/1/9.png")
 
 
+def test_nothing_is_reported_to_the_maker_of_the_runtime(base, tmp_path, monkeypatch):
+    """onnxruntime would make a number for this machine, keep what it has seen in a database, and send it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("HASHLENS_CACHE", raising=False)
+    assert base("search", "photos", "photos/1/9.png", "-q").returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["hashlens"]
+
+
 def test_duplicates_of_a_folder_are_found(base):
     done = base("duplicates", "photos", "--radius", "-1", "--json")
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from PIL import Image
 from hashlens import LSH, find_duplicates
 from hashlens.duplicates import looks, move
 from hashlens.duplicates.find import ignore
-from hashlens.errors import DataError, Stopped, UsageError
+from hashlens.errors import DataError, StorageError, Stopped, UsageError
 from hashlens.files import sha256
 
 
@@ -172,13 +172,63 @@ def test_what_is_moved_comes_back(photos, model, tmp_path, monkeypatch, links):
     times = {path: path.stat().st_mtime_ns for path in before}
     found = find_duplicates(photos, model, radius=64)
     away = tmp_path / "away"
-    listed, moved, left = move.move_duplicates(found, away)
-    assert sorted(Path(path).name for path in moved) == ["framed.png", "mirrored.png", "same.jpg", "small.jpg"]
-    assert not left and len(state(photos)) == 8 and len(state(away)) == 4
+    moved = move.move_duplicates(found, away)
+    assert sorted(Path(path).name for path in moved.paths) == ["framed.png", "mirrored.png", "same.jpg", "small.jpg"]
+    assert not moved.left and len(state(photos)) == 8 and len(state(away)) == 4
     assert not find_duplicates(photos, model, radius=-1).groups
-    assert move.undo(listed) == (4, [])
+    assert move.undo(moved.list) == (4, [])
     assert state(photos) == before and times == {path: path.stat().st_mtime_ns for path in before}
-    assert state(away) == {} and move.undo(listed) == (0, [])
+    assert state(away) == {} and move.undo(moved.list) == (0, [])
+
+
+def test_a_live_photo_moves_with_its_video_and_comes_back(photos, model, tmp_path):
+    for name in ("more/same.MOV", "more/small.mov", "more/framed.mp4", "more/framed.txt", "0.mov"):
+        (photos / name).write_bytes(name.encode())
+    shutil.copy(photos / "5.jpg", photos / "more" / "framed.jpg")  # of the same name, and leaves too
+    away = tmp_path / "away"
+    away.mkdir()
+    (away / "same.MOV").write_bytes(b"mine")
+    moved = move.move_duplicates(find_duplicates(photos, model, radius=-1), away)
+    names = sorted(path.name for path in away.iterdir() if path.suffix != ".json" and not path.name.startswith("."))
+    assert names == sorted(
+        ["framed.png", "framed.jpg", "framed.mp4", "mirrored.png", "same.MOV", "same-2.jpg", "same-2.MOV", "small.jpg"]
+        + ["small.mov"]
+    )
+    assert sorted(Path(path).name for path in moved.videos) == ["framed.mp4", "same.MOV", "small.mov"]
+    assert not (photos / "more" / "same.MOV").exists() and (photos / "0.mov").exists()
+    assert move.undo(moved.list) == (8, [])
+    assert (photos / "more" / "same.MOV").read_bytes() == b"more/same.MOV"
+    assert (away / "same.MOV").read_bytes() == b"mine"
+
+
+def test_a_video_stays_with_the_other_image_of_its_name(photos, model, tmp_path):
+    with Image.open(photos / "3.jpg") as image:
+        image.resize((80, 60)).save(photos / "3.png")
+    (photos / "3.mov").write_bytes(b"video")
+    moved = move.move_duplicates(find_duplicates(photos, model, radius=-1), tmp_path / "away")
+    assert str(photos / "3.png") in moved.paths and not moved.videos and (photos / "3.mov").exists()
+
+
+def test_of_equal_images_the_live_photo_is_kept(photos, model):
+    (photos / "more" / "same.mov").write_bytes(b"video")
+    (same,) = find_duplicates(photos, model, radius=-1).of("identical")
+    assert (Path(same.images[0].path).name, same.why) == ("same.jpg", "live photo")
+
+
+def test_a_file_that_cannot_leave_is_nowhere_twice(photos, model, tmp_path, monkeypatch):
+    (photos / "more" / "small.mov").write_bytes(b"video")
+    real = Path.unlink
+
+    def refuses(path, **options):
+        if path == photos / "more" / "small.mov":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        real(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", refuses)
+    with pytest.raises(StorageError, match=r"small.mov away: permission denied.*1 image moved before, undo: hashlens"):
+        move.move_duplicates(find_duplicates(photos, model, radius=-1), tmp_path / "away")
+    assert (photos / "more" / "small.jpg").exists() and (photos / "more" / "small.mov").exists()
+    assert [path.name for path in (tmp_path / "away").glob("s*")] == ["same.jpg"]
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -229,7 +279,7 @@ def test_nothing_is_overwritten(photos, model, tmp_path):
     away.mkdir()
     (away / "same.jpg").write_bytes(b"mine")
     found = find_duplicates(photos, model, radius=-1)
-    listed, _, _ = move.move_duplicates(found, away)
+    listed = move.move_duplicates(found, away).list
     assert (away / "same.jpg").read_bytes() == b"mine" and (away / "same-2.jpg").exists()
     (photos / "more" / "same.jpg").write_bytes(b"new")
     restored, left = move.undo(listed)
@@ -244,19 +294,29 @@ def test_what_changed_since_the_search_stays(photos, model, tmp_path):
     (photos / "0.jpg").unlink()  # the one to keep
     with Image.open(photos / "7.jpg") as image:
         image.save(photos / "more" / "small.jpg")
-    _, moved, left = move.move_duplicates(found, tmp_path / "away")
-    assert sorted(Path(path).name for path in moved) == ["framed.png", "mirrored.png"]
-    assert [why.rpartition(" ")[2] for _, why in left] == ["gone", "changed"]
+    moved = move.move_duplicates(found, tmp_path / "away")
+    assert sorted(Path(path).name for path in moved.paths) == ["framed.png", "mirrored.png"]
+    assert [why.rpartition(" ")[2] for _, why in moved.left] == ["gone", "changed"]
 
 
 def test_links_stay(photos, model, tmp_path):
     (photos / "link.jpg").symlink_to("more/same.jpg")
     (photos / "hard.jpg").hardlink_to(photos / "3.jpg")
     found = find_duplicates(photos, model, radius=-1)
-    _, moved, left = move.move_duplicates(found, tmp_path / "away")
-    assert sorted(Path(path).name for path in moved) == ["framed.png", "mirrored.png", "small.jpg"]
-    assert {Path(path).name for path, _ in left} == {"link.jpg", "same.jpg", "hard.jpg"}
+    moved = move.move_duplicates(found, tmp_path / "away")
+    assert sorted(Path(path).name for path in moved.paths) == ["framed.png", "mirrored.png", "small.jpg"]
+    assert {Path(path).name for path, _ in moved.left} == {"link.jpg", "same.jpg"}
     assert (photos / "link.jpg").is_file()
+
+
+def test_one_file_by_several_names_is_no_duplicate(photos, model):
+    (photos / "a.jpg").symlink_to("3.jpg")
+    (photos / "hard.jpg").hardlink_to(photos / "4.jpg")
+    found = find_duplicates(photos, model, radius=0)
+    assert named(found.of("identical"), photos) == [["0.jpg", "more/same.jpg"]] and len(found.groups) == 3
+    shutil.copy(photos / "3.jpg", photos / "b.jpg")
+    group = find_duplicates(photos, model, radius=-1).of("identical")[-1]
+    assert Path(group.images[0].path).name == "3.jpg"  # not the link, which is older and has a short name
 
 
 def test_the_command(hashlens, photos, model, tmp_path):
@@ -275,7 +335,7 @@ def test_the_command(hashlens, photos, model, tmp_path):
     moved = json.loads(out)["moved"]
     assert code == 0 and len(moved["paths"]) == 4
     code, out, _ = hashlens("duplicates", "undo", moved["list"])
-    assert (code, out) == (0, "restored 4 images\n")
+    assert (code, out) == (0, "restored 4 files\n")
     name = json.loads(hashlens("duplicates", photos, "--model", model, "--json", "-q")[1])["groups"][0]["name"]
     assert hashlens("duplicates", "ignore", name)[0] == 0
 

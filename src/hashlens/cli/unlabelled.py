@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,11 +81,12 @@ def find(
             write_table(csv, result.groups)
         found, lines = result.to_dict(), [describe(result)]
         if move_to is not None:
-            listed, moved, left = move_duplicates(result, move_to, stop)
-            found["moved"] = {"list": str(listed), "paths": moved, "left": [list(entry) for entry in left]}
-            lines += [f"\nmoved    {counted(len(moved), 'image')} to {move_to}"]
-            lines += [f"left     {path}: {why}" for path, why in left]
-            lines += [f"undo     hashlens duplicates undo {quoted(listed)}"]
+            moved = move_duplicates(result, move_to, stop)
+            found["moved"] = asdict(moved) | {"list": str(moved.list)}
+            videos = f" and {counted(len(moved.videos), 'video')} of live photos" if moved.videos else ""
+            lines += [f"\nmoved    {counted(len(moved.paths), 'image')}{videos} to {move_to}"]
+            lines += [f"left     {path}: {why}" for path, why in moved.left]
+            lines += [f"undo     hashlens duplicates undo {quoted(moved.list)}"]
     show(found, as_json, *lines)
     for what, file in (("page", html), ("table", csv)):
         if file is not None:
@@ -114,7 +116,7 @@ def undo(
     from hashlens.duplicates.move import undo as undo_moves
 
     restored, left = undo_moves(listed)
-    lines = [f"restored {counted(restored, 'image')}", *(f"left     {path}: {why}" for path, why in left)]
+    lines = [f"restored {counted(restored, 'file')}", *(f"left     {path}: {why}" for path, why in left)]
     show({"restored": restored, "left": [list(entry) for entry in left]}, as_json, *lines)
     if left:
         raise typer.Exit(3)

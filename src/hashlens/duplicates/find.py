@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hashlens.codes import Codes
+from hashlens.data.kinds.folder import videos_of
 from hashlens.duplicates.copies import copies
 from hashlens.duplicates.looks import has_border, looks_of
 from hashlens.errors import DataError, UsageError, require_going
@@ -205,7 +206,8 @@ class _Search:
                 keep, why = self._best(chosen)
                 rest = [row for row in chosen if row != keep]
                 gone |= set(rest)
-                found.append(Group(kind, [self.members[row] for row in (keep, *rest)], why))
+                if kind != "identical" or not _same_file([self.members[row].path for row in chosen]):
+                    found.append(Group(kind, [self.members[row] for row in (keep, *rest)], why))
             rows = np.array([row for row in rows if row not in gone], np.int64)
         return found
 
@@ -286,6 +288,8 @@ class _Search:
             ("less border", self.inside.__getitem__, SLIGHTLY),
             ("sharpest", self.looks["sharpness"].__getitem__, CLEARLY),
             ("largest", self.pixels.__getitem__, SLIGHTLY),
+            ("no link", lambda row: not Path(self.members[row].path).is_symlink(), 1.0),
+            ("live photo", lambda row: bool(videos_of(self.members[row].path)), 1.0),
             ("oldest", lambda row: -self.members[row].mtime, 1.0),
             ("shortest name", lambda row: -len(self.members[row].path), 1.0),
             ("first name", lambda row: -sorted(rows, key=lambda one: self.members[one].path).index(row), 1.0),
@@ -305,6 +309,14 @@ def _size_and_mtime(path: str) -> tuple[int, float]:
         return status.st_size, status.st_mtime
     except (OSError, ValueError):  # inside a tar file
         return 0, 0.0
+
+
+def _same_file(paths: Sequence[str]) -> bool:
+    """Whether links make one file look like several: without them nothing would be gained."""
+    try:
+        return all(os.path.samefile(path, paths[0]) for path in paths[1:])  # noqa: PTH121
+    except (OSError, ValueError):  # gone, or inside a tar file
+        return False
 
 
 def _ignored() -> dict[str, list[set[str]]]:

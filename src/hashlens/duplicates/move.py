@@ -2,6 +2,7 @@
 
 The list is written before the first file is moved. A file arrives under its new name complete or not at all, and only
 then leaves the old place: whenever the process is killed, each file is at its old place, its new one or both.
+The video of a live photo goes with its image, under the same name.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import secrets
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hashlens.data.images import INSIDE
+from hashlens.data.kinds.folder import videos_of
 from hashlens.duplicates.find import Duplicates, Group, Member
 from hashlens.errors import DataError, StorageError, UsageError
-from hashlens.files import alone_in, expanded, sha256, storage_errors, sync, write_json
+from hashlens.files import alone_in, expanded, quoted, sha256, storage_errors, sync, write_json
+from hashlens.progress import counted
 from hashlens.schema import SHA256, TEXT, conform, parse_json
 
 FORMAT = "hashlens moved files 1"
@@ -25,13 +29,18 @@ LIST = {"format": FORMAT, "source": TEXT, "moved": [{"from": TEXT, "to": TEXT, "
 MOVED = ("identical", "copies")  # look-alikes are different photos, and stay
 
 
-def move_duplicates(
-    result: Duplicates, folder: Path, stop: Callable[[], bool] = lambda: False
-) -> tuple[Path, list[str], list[tuple[str, str]]]:
-    """Move identical files and copies, all but those to keep, into a folder.
+@dataclass
+class Moved:
+    """What was moved, and the list that `undo` takes."""
 
-    Returns the list for `undo`, the paths that were moved, and those that were left with the reason.
-    """
+    list: Path
+    paths: list[str] = field(default_factory=list)  # images
+    videos: list[str] = field(default_factory=list)  # of live photos
+    left: list[tuple[str, str]] = field(default_factory=list)  # images that stay, and why
+
+
+def move_duplicates(result: Duplicates, folder: Path, stop: Callable[[], bool] = lambda: False) -> Moved:
+    """Move identical files and copies, all but those to keep, into a folder."""
     folder = expanded(folder).absolute()
     extra = result.extra(*MOVED)
     if inside := next((image.path for _, image in extra if INSIDE in image.path), None):
@@ -40,27 +49,55 @@ def move_duplicates(
         raise UsageError("no identical files or copies were found, so there is nothing to move; omit --move-to")
     root = Path(os.path.commonpath([Path(image.path).parent for _, image in extra]))
     with alone_in(folder):
-        plan: list[tuple[Group, Member, Path]] = []
+        plan: list[tuple[Group, Member, dict[Path, Path]]] = []
         taken: set[Path] = set()
+        leaving, digests = {image.path for _, image in extra}, dict[Path, str]()
         for group, image in extra:
-            to = _free(folder / os.path.relpath(image.path, root), taken)
-            taken.add(to)
-            plan.append((group, image, to))
+            videos = [video for video in videos_of(image.path, leaving) if video not in digests]
+            files = [Path(image.path), *videos]
+            digests |= {files[0]: image.sha256} | {video: sha256(video) for video in videos}
+            to = _free([folder / os.path.relpath(file, root) for file in files], taken)
+            taken.update(to)
+            plan.append((group, image, dict(zip(files, to, strict=True))))
         number = 1 + sum(1 for _ in folder.glob("moved-*.json"))
         while (listed := folder / f"moved-{number:04d}.json").exists():
             number += 1
-        entries = [{"from": image.path, "to": str(to), "sha256": image.sha256} for _, image, to in plan]
+        entries = [
+            {"from": str(old), "to": str(new), "sha256": digests[old]}
+            for _, _, files in plan
+            for old, new in files.items()
+        ]
         write_json(listed, {"format": FORMAT, "source": result.source, "moved": entries})
-        moved, left = [], []
-        for group, image, to in plan:
+        moved = Moved(listed)
+        for group, image, files in plan:
             if stop():
                 break
             if why := _changed(group.images[0]) or _changed(image) or _linked_to(image, group):
-                left.append((image.path, why))
+                moved.left.append((image.path, why))
                 continue
-            move(Path(image.path), to)
-            moved.append(image.path)
-    return listed, moved, left
+            try:
+                _move_all(files)
+            except StorageError as error:
+                done = f"; {counted(len(moved.paths), 'image')} moved before, undo: hashlens duplicates undo"
+                raise StorageError(
+                    f"{error.message}{done} {quoted(listed)}" if moved.paths else error.message
+                ) from error
+            moved.paths.append(image.path)
+            moved.videos += map(str, list(files)[1:])
+    return moved
+
+
+def _move_all(files: dict[Path, Path]) -> None:
+    """Move files that belong together; if one cannot be moved, all are back where they were."""
+    done: list[tuple[Path, Path]] = []
+    try:
+        for old, new in files.items():
+            move(old, new)
+            done.append((old, new))
+    except StorageError:
+        for old, new in reversed(done):
+            move(new, old)
+        raise
 
 
 def require_outside(folder: Path, *sources: str) -> None:
@@ -88,11 +125,12 @@ def _linked_to(image: Member, group: Group) -> str | None:
     return f"{image.path} is a link" if Path(image.path).is_symlink() else None
 
 
-def _free(path: Path, taken: set[Path]) -> Path:
-    number, free = 1, path
-    while free in taken or os.path.lexists(free):
+def _free(paths: list[Path], taken: set[Path]) -> list[Path]:
+    """These names, or all with the same number behind them, so that no file has them yet."""
+    number, free = 1, paths
+    while any(path in taken or os.path.lexists(path) for path in free):
         number += 1
-        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        free = [path.with_name(f"{path.stem}-{number}{path.suffix}") for path in paths]
     return free
 
 
@@ -146,9 +184,15 @@ def move(old: Path, new: Path) -> None:
             finally:
                 temporary.unlink(missing_ok=True)
         sync(new.parent)
-    with storage_errors(old):
+    try:
         old.unlink()
-        sync(old.parent)
+    except OSError as error:
+        new.unlink()
+        raise StorageError(
+            f"cannot move {old} away: {(error.strerror or 'unknown').lower()}; allow changes in its folder and rerun the"
+            " same command"
+        ) from error
+    sync(old.parent)
 
 
 def _linked(old: Path, new: Path) -> bool:

@@ -7,6 +7,7 @@ beside it: kernels that choose their order of summation by the number of rows ar
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -207,6 +208,7 @@ def one_core_session(model: bytes | str) -> Forward:
 
     It may be called from several threads at once; each call keeps one core busy.
     """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import, which starts it
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -4,8 +4,9 @@ Hidden files and folders of the system are ignored (formats.py). Other kinds fin
 """
 
 import os
+import stat
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -156,6 +157,27 @@ def _walk(root: Path) -> Found:
                     videos.append(stem)
         found.live += sum(stem in stems for stem in videos)
     return found
+
+
+def videos_of(image: str, leaving: Collection[str] = ()) -> list[Path]:
+    """The video beside the image of a live photo, if there is one and no other image has the same name.
+
+    Other images that are `leaving` do not count.
+    """
+    others = [path for path in _beside(Path(image), EXTENSIONS) if str(path) != image and str(path) not in leaving]
+    return [] if others else _beside(Path(image), VIDEOS)
+
+
+def _beside(path: Path, extensions: Iterable[str]) -> list[Path]:
+    """Files that differ from `path` in their extension alone."""
+    found: dict[tuple[int, int], Path] = {}
+    for extension in extensions:
+        for spelling in (extension, extension.upper()):
+            with suppress(OSError, ValueError):
+                status = os.stat(beside := path.with_suffix(spelling))  # noqa: PTH116
+                if stat.S_ISREG(status.st_mode):
+                    found.setdefault((status.st_dev, status.st_ino), beside)  # one of two spellings of a name
+    return list(found.values())
 
 
 def _what(entry: os.DirEntry[str]) -> str:
