@@ -1,11 +1,16 @@
 """Change files at random and read them: whatever is in a file from outside, a value or one sentence comes out.
 
-    python -m benchmarks.parsers [NAME ...] [--seconds 600] [--seed 0] [--write]
+    python -m benchmarks.parsers [NAME ...] [--seconds 600] [--turn 60] [--record FILE]
 
 Hypothesis changes a file that is right: bits, bytes, pieces moved or left out, odd words, any JSON anywhere in JSON.
 Checksums are made to agree with the change, as a stranger would do it. Each parser runs in a process of its own, so
 that a crash is noticed. A file that causes anything but a value or a sentence is kept in tests/found/NAME, and
-tests/test_fuzz.py reads all of these. With --write the figures are added to those in benchmarks/results/fuzz.json.
+tests/test_fuzz.py reads all of these.
+
+The record (benchmarks/results/fuzz.json) says of each parser how many changed files were read, for how many seconds,
+with how many seeds, which count from 0, and what was found. A run goes on where the record ends, so that no seed is
+tried twice: parsers with the least seconds get the next turn, until each has had --seconds. It can be stopped and
+started at any time; only the turn that was cut short is lost.
 """
 
 from __future__ import annotations
@@ -39,14 +44,16 @@ from PIL import Image
 from hashlens.checksums import describe_file, write_sealed
 from hashlens.codes import Codes
 from hashlens.errors import HashlensError
+from hashlens.files import write_text
 
 ROOT = Path(__file__).parent
 FOUND = ROOT.parent / "tests" / "found"
 FILE = ROOT / "results" / "fuzz.json"
 MODEL = {"fingerprint": "ab" * 32, "name": "test"}
-N_BITS, N = 12, 8
+N_BITS, SECOND_BITS, N = 12, 20, 8
 LAST = "last-tried"
-STEP = 100  # examples between two looks at the clock
+STEP = 100  # files of each seed
+PATIENCE = 300.0  # seconds that a turn may take longer than planned: making the files, and the last seed
 WORDS = [
     *(b"\0", b"\n", b"\r", b'"', b"'", b",", b";", b"\t", b"|", b" ", b"\xff\xfe", b"\xed\xa0\x80", b"\xef\xbb\xbf"),
     *(b"NaN", b"-1", b"1e999", b"9" * 30, b"null", b"{}", b"[]", b"[" * 5_000, b"../../x", b"C:\\", b"\xff" * 8),
@@ -140,19 +147,21 @@ def prepare(parser: Parser, folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in names}
 
 
-def fuzz(name: str, folder: Path, n: int, number: int, seconds: float = float("inf")) -> tuple[int, list[str]]:
-    """Try n changed files, or as many as the time allows; how many there were, and the failures, each kept.
+def fuzz(
+    name: str, folder: Path, n: int, first: int, seconds: float = float("inf"), told: Callable[..., Any] | None = None
+) -> tuple[int, list[str]]:
+    """Try n changed files, or as many as the time allows, from this seed on; how many there were, and the failures.
 
-    Of failures in the same line of code only the first is.
+    The files of failures are kept; of failures in the same line of code only the first is. `told` hears of each seed.
     """
     parser, failures, n_done = PARSERS[name], [], 0
     places: list[list[str]] = []
     contents = prepare(parser, folder)
     everything = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    end, last = time.monotonic() + seconds, folder.parent / LAST
-    while n_done < n and time.monotonic() < end:
+    start, cpu, last = time.monotonic(), time.process_time(), folder.parent / LAST
+    while n_done < n and (n_done == 0 or time.monotonic() < start + seconds):
 
-        @seed(number + n_done)
+        @seed(first + n_done // STEP)
         @settings(
             max_examples=min(STEP, n - n_done), database=None, deadline=None, phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
@@ -173,6 +182,11 @@ def fuzz(name: str, folder: Path, n: int, number: int, seconds: float = float("i
 
         run()
         n_done += min(STEP, n - n_done)
+        if told:
+            told(
+                examples=n_done, seeds=-(-n_done // STEP), failures=failures,
+                seconds=round(time.monotonic() - start, 1), cpu_seconds=round(time.process_time() - cpu, 1),
+            )  # fmt: skip
     return n_done, failures
 
 
@@ -244,14 +258,15 @@ def make_index(folder: Path) -> None:
     from hashlens.index.folder import IndexFolder
 
     rng = np.random.default_rng(0)
-    index = IndexFolder.create(folder / "index", N_BITS, MODEL, radius_tables=True)
+    index = IndexFolder.create(folder / "index", N_BITS, MODEL, radius_tables=True, second_bits=SECOND_BITS)
     labels = pa.array([["cat", "dog", "tree"][: i % 4] or None for i in range(N)], pa.list_(pa.string()))
     items = pa.table({"path": [f"/photos/{i}.jpg" for i in range(N)], "labels": labels})
-    for first in (0, N // 2):
-        rows = slice(first, first + N // 2)
-        index.add(Codes.from_relaxed(rng.normal(size=(N // 2, N_BITS))), items[rows])
+    first, second = (Codes.from_relaxed(rng.normal(size=(N, n_bits))) for n_bits in (N_BITS, SECOND_BITS))
+    codes = Codes(first.packed, N_BITS, second)
+    index.add(codes[: N // 2], items[: N // 2])
     index.remove([1])
     index.compact()
+    index.add(codes[N // 2 :], items[N // 2 :], only_new=True)  # which writes keys
     index.remove([2])
 
 
@@ -262,9 +277,21 @@ def read_index(folder: Path) -> None:
     for id_ in searcher.index.examples(3):
         searcher.search(id_, k=N, histogram=True)
         searcher.search(id_, radius=2)
+        if searcher.index.second_bits:
+            searcher.search(id_, k=N, by="both")
     for label in searcher.index.labels(3):
         searcher.search(searcher.index.examples(1)[0], label=label)
     _ = searcher.index.roots
+
+
+def read_and_add(folder: Path) -> None:
+    """Search, and ask whether an image is known."""
+    from hashlens.index.folder import IndexFolder
+
+    read_index(folder)
+    index = IndexFolder.open(folder)
+    known = Codes(np.zeros((1, 2), np.uint8), N_BITS, Codes(np.zeros((1, 3), np.uint8), SECOND_BITS))
+    index.add(known, pa.table({"path": ["/photos/3.jpg"]}), only_new=True)
 
 
 def agree_index(folder: Path, name: str) -> None:
@@ -273,12 +300,14 @@ def agree_index(folder: Path, name: str) -> None:
     facts = json.loads((place / "index.json").read_bytes())
     facts.pop("checksum", None)
     for part in facts["parts"]:
-        if (sums := place / f"{part['name']}.items.sums").exists() and name.endswith("arrow"):
-            from hashlens.index.items import write_sums
+        for whole, sums in (("items.arrow", "items.sums"), ("keys.npy", "keys.sums")):
+            if whole in name and part["name"] in name and sums in part["files"]:
+                from hashlens.index.items import write_sums
 
-            write_sums(sums, place / f"{part['name']}.items.arrow")
+                write_sums(place / f"{part['name']}.{sums}", place / f"{part['name']}.{whole}")
+                part["files"][sums] = describe_file(place / f"{part['name']}.{sums}")
         for kind in part["files"]:
-            if kind in name or (name.endswith("arrow") and kind == "items.sums"):
+            if f"{part['name']}.{kind}" in name:
                 part["files"][kind] = describe_file(place / f"{part['name']}.{kind}")
     for kind in ("removed", "forgotten"):
         if facts[kind] and facts[kind]["name"] in name:
@@ -616,8 +645,11 @@ PARSERS: dict[str, Parser] = {
     "skipped": Parser(make_skipped, ("skipped.csv",), read_skipped),
     "code": Parser(written("code", "9f30"), ("code",), read_code),
     "index": Parser(make_index, ("index/*.json",), lambda folder: read_index(folder / "index"), agree_index),
-    "items": Parser(make_index, ("index/*.arrow",), lambda folder: read_index(folder / "index"), agree_index),
-    "parts": Parser(make_index, ("index/*.npy",), lambda folder: read_index(folder / "index"), agree_index),
+    "items": Parser(
+        make_index, ("index/*.arrow", "index/*.sums"), lambda folder: read_index(folder / "index"),
+        agree_index,
+    ),
+    "parts": Parser(make_index, ("index/*.npy",), lambda folder: read_and_add(folder / "index"), agree_index),
     "codes": Parser(make_codes, ("codes/*.json", "codes/*.npy", "codes/*.parquet"), read_codes, agree_codes),
     "lists": Parser(make_lists, ("lists/lists.json",), read_lists),
     "model itq": model("itq"),
@@ -640,52 +672,75 @@ def open_list(folder: Path) -> None:
         os.chdir(here)
 
 
-def run(name: str, seconds: float, number: int) -> dict[str, Any]:
-    """Fuzz one parser in a process of its own."""
-    start = time.monotonic()
+def turn(name: str, seconds: float, first: int) -> dict[str, Any]:
+    """Fuzz one parser from a seed on, in a process of its own; a crash or a hang is a failure of the seed it was in."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "files"
         folder.mkdir()
         command = [sys.executable, "-m", "benchmarks.parsers", name, "--here", str(folder)]
-        command += ["--seconds", str(seconds), "--seed", str(number)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode == 0:
-            return json.loads(done.stdout.splitlines()[-1])
-        kept: Path | str = "before the first file"
-        if (folder.parent / LAST).exists():
+        command += ["--seconds", str(seconds), "--first", str(first)]
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+            try:
+                done = subprocess.run(command, stdout=out, stderr=errors, timeout=seconds + PATIENCE)
+                how = f"exit code {done.returncode}"
+            except subprocess.TimeoutExpired:
+                how = "no end"
+            out.seek(0), errors.seek(0)
+            lines, why = out.read().splitlines(), errors.read()[-2_000:]
+        found = json.loads(lines[-1]) if lines else dict(examples=0, seeds=0, seconds=0.0, cpu_seconds=0.0, failures=[])
+        if how != "exit code 0":
+            if not (folder.parent / LAST).exists():
+                raise SystemExit(f"{name}: {how} before the first changed file: {why}")
             file, _, content = (folder.parent / LAST).read_bytes().partition(b"\n")
-            kept = keep(name, json.loads(file), content)
-    why = f"{kept}: exit code {done.returncode}: {done.stderr[-2_000:]}"
-    return {"examples": 0, "seconds": round(time.monotonic() - start), "failures": [why]}
+            found["failures"].append(f"{keep(name, json.loads(file), content)}: {how}: {why}")
+            found["seeds"] += 1
+        return found
+
+
+def read_record(path: Path) -> dict[str, dict[str, Any]]:
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    none = {"examples": 0, "seeds": 0, "seconds": 0.0, "cpu_seconds": 0.0, "found": []}
+    return {name: known.get(name, none) for name in sorted(PARSERS)}
+
+
+def add_to_record(path: Path, name: str, found: dict[str, Any]) -> None:
+    record = read_record(path)
+    before = record[name]
+    new = [Path(failure.split(": ")[0]).name for failure in found["failures"]]
+    sums = {what: round(before[what] + found[what], 1) for what in ("examples", "seeds", "seconds", "cpu_seconds")}
+    record[name] = {**sums, "found": sorted({*before["found"], *new})}
+    write_text(path, json.dumps(record, indent=2) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PARSERS)}; all by default")
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--seconds", type=float, default=600, help="how many each parser has had in the end")
+    parser.add_argument("--turn", type=float, default=60, help="seconds after which the record is written")
+    parser.add_argument("--record", type=Path, default=FILE)
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here is not None:
-        start = time.monotonic()
-        n, failures = fuzz(options.names[0], options.here, sys.maxsize, options.seed, options.seconds)
-        seconds = {"seconds": round(time.monotonic() - start), "cpu_seconds": round(time.process_time(), 1)}
-        print(json.dumps({"examples": n, **seconds, "failures": failures}))
+        fuzz(
+            options.names[0], options.here, sys.maxsize, options.first, options.seconds,
+            lambda **found: print(json.dumps(found), flush=True),
+        )  # fmt: skip
         return
     failed = False
-    for name in options.names or PARSERS:
-        found = run(name, options.seconds, options.seed)
+    while True:
+        record = read_record(options.record)
+        name = min(options.names or PARSERS, key=lambda one: record[one]["seconds"])
+        left = options.seconds - record[name]["seconds"]
+        if left <= 0:
+            raise SystemExit(failed)
+        found = turn(name, min(left, options.turn), record[name]["seeds"])
+        add_to_record(options.record, name, found)
         print(f"{name}: {found['examples']:,} files in {found['seconds']:,} s, {len(found['failures'])} failures")
         for failure in found["failures"]:
             print(f"  {failure}")
+        sys.stdout.flush()
         failed |= bool(found["failures"])
-        if options.write:
-            known = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-            found["failures"] = len(found["failures"])
-            known[name] = {what: round(n + known.get(name, {}).get(what, 0), 1) for what, n in found.items()}
-            FILE.write_text(json.dumps(dict(sorted(known.items())), indent=2) + "\n", encoding="utf-8")
-    raise SystemExit(failed)
 
 
 if __name__ == "__main__":

@@ -47,3 +47,31 @@ def test_a_reader_that_raises_anything_else_is_caught(folder, monkeypatch, tmp_p
     n, failures = parsers.fuzz("made", folder, 100, 0)
     assert n == 100 and len(failures) == 1 and "KeyError: 'a comma'" in failures[0]
     assert len(list((tmp_path / "found" / "made").iterdir())) == 1
+
+
+def test_a_run_goes_on_where_the_record_ends(tmp_path, monkeypatch, capsys):
+    turns = []
+
+    def turn(name, seconds, first):
+        turns.append((name, seconds, first))
+        failures = [f"{tmp_path}/ab12-code: KeyError: it"] if name == "code" and first == 0 else []
+        return {"examples": 200, "seeds": 2, "seconds": 5.0, "cpu_seconds": 1.5, "failures": failures}
+
+    record = tmp_path / "fuzz.json"
+    monkeypatch.setattr(parsers, "turn", turn)
+    for seconds in ("6", "12"):
+        monkeypatch.setattr(
+            "sys.argv", ["", "code", "csv", "--seconds", seconds, "--turn", "5", "--record", str(record)]
+        )
+        with pytest.raises(SystemExit):
+            parsers.main()
+    assert turns[:4] == [("code", 5, 0), ("csv", 5, 0), ("code", 1, 2), ("csv", 1, 2)]
+    assert turns[4:] == [("code", 2, 4), ("csv", 2, 4)]  # no seed twice, and not longer than was asked for
+    found = parsers.read_record(record)
+    assert found["code"] == {"examples": 600, "seeds": 6, "seconds": 15, "cpu_seconds": 4.5, "found": ["ab12-code"]}
+    assert found.keys() == parsers.PARSERS.keys() and found["tsv"]["seeds"] == 0
+
+
+def test_a_turn_counts_seeds_from_the_first(tmp_path):
+    found = parsers.turn("code", 0.01, 7)
+    assert (found["examples"], found["seeds"], found["failures"]) == (parsers.STEP, 1, [])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ import numpy as np
 import xxhash
 
 from hashlens.errors import Damaged
-from hashlens.files import replacing, write_json
+from hashlens.files import json_text, replacing, write_text
 from hashlens.schema import conform, optional, parse_json, whole
 
 BLOCK = 1 << 16
@@ -37,8 +38,15 @@ def damaged(path: Path, why: object, remedy: str) -> Damaged:
     return Damaged(path, f"is damaged ({why}); {remedy}")
 
 
-def write_sealed(path: Path, value: dict[str, Any]) -> None:
-    write_json(path, value | {CHECKSUM: _seal(value)})
+def write_sealed(path: Path, value: dict[str, Any], copy: Path | None = None) -> None:
+    """The copy is on disk first, so that a full disk cannot come between the two."""
+    text = json_text(value | {CHECKSUM: _seal(value)})
+    if copy is not None:
+        with copy.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    write_text(path, text)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:

@@ -119,8 +119,12 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) 
     write_text(path, text.getvalue())
 
 
+def json_text(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json_text(value))
 
 
 @contextmanager

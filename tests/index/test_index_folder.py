@@ -119,7 +119,7 @@ def test_what_was_removed_can_be_added_again(folder, rng):
     folder.remove([301])
     folder.compact()
     assert len(IndexFolder.open(folder.path).add(codes, items, only_new=True)) == 0
-    assert folder.verify() == 2 + 5 + 2  # index.json, the part with ids, keys; three of them with a copy
+    assert folder.verify() == 2 + 7 + 2  # index.json, the part with ids and keys, forgotten ones; three have a copy
 
 
 def test_a_removed_path_stays_out_with_another_code(folder, rng):
@@ -201,10 +201,10 @@ def test_damage_is_not_rewritten(folder, rng):
     for change in (folder.compact, lambda: IndexFolder.open(folder.path)):
         with pytest.raises(DataError, match=r"part-00000.blocks.npy is damaged"):
             change()
-    for _ in range(4):
-        folder.add(*made(rng, 100))
-    with pytest.raises(DataError, match=r"part-00000.blocks.npy is damaged"):
+    for _ in range(5):
         folder.add(*made(rng, 100))  # the 8th part of this size: they would be joined
+    with pytest.raises(DataError, match=r"part-00000.blocks.npy is damaged"):
+        folder.add(*made(rng, 100))
     assert path.read_bytes() == data
 
 
@@ -245,7 +245,7 @@ def test_damaged_items_are_noticed_when_they_are_touched(folder):
             touch()
     path.write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"part-00000.items.arrow is damaged \(it has 7 bytes instead"):
-        IndexFolder.open(folder.path).lookup([3])
+        IndexFolder.open(folder.path)
 
 
 def test_what_is_refused(folder, rng, tmp_path):
@@ -276,10 +276,7 @@ def test_a_change_that_fails_leaves_the_index_as_it_was(folder, rng, monkeypatch
             change()
         opened = IndexFolder.open(folder.path)
         assert len(opened) == len(folder) == 300 and opened.verify() == 11
-    monkeypatch.undo()
-    assert len(files(folder)) > len(before)
-    folder.add(*made(rng, 5))
-    assert folder.verify() == 14 and len(files(folder)) == 15  # and the lock; leftovers are deleted
+        assert files(folder) == before  # nothing is left behind
 
 
 CHANGES = """
@@ -403,13 +400,13 @@ def test_all_parts_stay_mapped_after_another_has_compacted(tmp_path, rng):
     for start in range(140):
         index.add(*made(rng, 1, start=start))
     reader = IndexFolder.open(tmp_path)
-    before = reader.lookup(range(140))
+    before = IndexFolder.open(tmp_path).lookup(range(140))
     index.compact()
     assert len(before) == 140 and reader.lookup(range(140)) == before
 
 
 def test_names_of_parts_are_never_used_again(folder, rng):
-    """Items are mapped when first asked for: a name used again would show new images under the old ids."""
+    """A name used again would show new images under the old ids, to whoever has the old part mapped."""
     before = {part["name"] for part in folder.facts["parts"]}
     folder.remove(range(300))
     folder.compact()

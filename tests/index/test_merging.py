@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 
 from hashlens import Codes
-from hashlens.checksums import CheckedFile, write_sealed
-from hashlens.errors import DataError
+from hashlens.checksums import CheckedFile, compare_file, write_sealed
+from hashlens.errors import DataError, StorageError
 from hashlens.index import keys as keys_module
 from hashlens.index import merging
 from hashlens.index.folder import IndexFolder, read_facts
 from hashlens.index.keys import Keys, arranged, image_keys
-from hashlens.index.memory import HammingIndex
+from hashlens.index.memory import HammingIndex, Part
 from hashlens.index.merging import parts_to_join
 
 MODEL = {"fingerprint": "ab" * 32, "name": "test"}
@@ -30,14 +30,18 @@ def made(rng, n, start=0, second_bits=0):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """The names of the files that are opened."""
-    names, own = [], CheckedFile.__init__
+    """The names of the files of which something is compared, and so read; all of them are mapped."""
+    names = []
 
-    def noting(file, path, *given):
-        names.append(path.name)
-        own(file, path, *given)
+    def noting(own):
+        def note(file, *given):
+            names.append(file.path.name)
+            return own(file, *given)
 
-    monkeypatch.setattr(CheckedFile, "__init__", noting)
+        return note
+
+    for kind in ("whole", "by_blocks"):
+        monkeypatch.setattr(CheckedFile, kind, noting(getattr(CheckedFile, kind)))
     return names
 
 
@@ -111,7 +115,7 @@ def test_an_addition_reads_no_codes_and_few_keys(tmp_path, rng, opened):
         index.add(*made(rng, 100, start), only_new=True)
     opened.clear()
     IndexFolder.open(tmp_path, to_add=True).add(*made(rng, 5, 300), only_new=True)
-    assert {name.split(".", 1)[1] for name in opened} == {"keys.npy", "keys.sums"}
+    assert {name.split(".", 1)[1] for name in opened} == {"keys.npy"}
     reader = IndexFolder.open(tmp_path)
     index.add(*made(rng, 5, 305))
     opened.clear()
@@ -130,7 +134,7 @@ def test_few_ids_are_looked_up_in_few_parts(tmp_path, rng, opened):
     reader = IndexFolder.open(tmp_path)
     opened.clear()
     assert reader.lookup([205, 299])[299]["path"] == "photos/299.jpg"
-    assert set(opened) == {"part-00002.items.arrow", "part-00002.items.sums"}
+    assert set(opened) == {"part-00002.items.arrow"}
     assert reader.lookup([-1, 500, 10**9]) == {} and reader.contains([-1, 4, 700]).tolist() == [4]
 
 
@@ -277,3 +281,112 @@ def test_a_damaged_key_is_noticed_where_it_is_touched(tmp_path, rng):
 
     assert repair(tmp_path)["repaired"] == ["part-00000.keys.npy"]
     assert not len(IndexFolder.open(tmp_path).add(codes, items, only_new=True))
+
+
+def test_whoever_opens_an_index_while_another_joins_its_parts(tmp_path, rng, monkeypatch):
+    """Files of the index that it has read about are deleted before they are mapped."""
+    index = IndexFolder.create(tmp_path, 40, MODEL)
+    for start in range(7):
+        index.add(*made(rng, 1, start))
+    own, calls = IndexFolder._map_part, []
+
+    def late(reader, part, **how):
+        if reader is not index and len(calls) < 2:
+            calls.append(index.add(*made(rng, 1, index.facts["next_id"])))
+        return own(reader, part, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(IndexFolder, "_map_part", late)
+        reader = IndexFolder.open(tmp_path)
+    assert len(calls) == 2 and len(reader) == 8 and len(reader.lookup(range(17))) == 8  # as it was in between
+    index.compact()
+    assert not (tmp_path / f"{reader.facts['parts'][0]['name']}.items.arrow").exists()
+    assert [item["path"] for item in reader.lookup([3, 7]).values()] == ["photos/3.jpg", "photos/7.jpg"]
+    unread = IndexFolder.open(tmp_path)  # whose items nobody has asked for
+    index.remove([3])
+    index.compact()
+    assert unread.lookup([3])[3]["path"] == "photos/3.jpg" and unread.verify() == index.verify()
+
+
+def test_files_that_are_deleted_by_others_are_not_damage(tmp_path, rng, monkeypatch):
+    index = IndexFolder.create(tmp_path, 40, MODEL)
+    index.add(*made(rng, 5))
+    reader, compared = IndexFolder.open(tmp_path), []
+
+    def compare(path, *given):
+        compared.append(path.name)
+        if len(compared) == 1:
+            index.remove([2])
+            index.compact()
+        compare_file(path, *given)
+
+    monkeypatch.setattr("hashlens.index.folder.compare_file", compare)
+    reader.compare_files()
+    assert index.facts["parts"][0]["name"] == "part-00001" and {*index._files()} <= {*compared}
+    place = tmp_path / "part-00001.blocks.npy"
+    place.write_bytes(place.read_bytes()[:-1] + b"\1")
+    with pytest.raises(DataError, match=r"part-00001.blocks.npy is damaged"):
+        reader.compare_files()
+
+
+@pytest.mark.parametrize("kind", ["full", "damaged"])
+def test_an_addition_stands_if_its_parts_cannot_be_joined(tmp_path, rng, monkeypatch, kind):
+    index = IndexFolder.create(tmp_path, 40, MODEL)
+    for start in range(7):
+        index.add(*made(rng, 1, start), only_new=True)
+    if kind == "full":
+        monkeypatch.setattr(Part, "joined", lambda parts: os_error(28))
+    else:
+        place = tmp_path / "part-00003.items.arrow"
+        content = place.read_bytes()
+        place.write_bytes(content.replace(b"photos/3.jpg", b"photos/4.jpg"))
+    assert index.add(*made(rng, 1, 7), only_new=True).tolist() == [7]
+    assert len(index) == 8 and len(index.facts["parts"]) == 8
+    if kind == "full":
+        assert index.add(*made(rng, 1, 8), only_new=True).tolist() == [8]
+        monkeypatch.undo()
+        assert index.add(*made(rng, 1, 9), only_new=True).tolist() == [9] and len(index.facts["parts"]) == 3
+        assert index.verify() and len(index.lookup(range(10))) == 10
+    else:
+        with pytest.raises(DataError, match=r"part-00003.items.arrow is damaged"):
+            index.add(*made(rng, 1, 8), only_new=True)
+        assert len(read_facts(tmp_path)["parts"]) == 8
+
+
+def os_error(number):
+    raise OSError(number, "it is full")
+
+
+def test_a_full_disk_cannot_come_between_the_facts_and_their_copy(tmp_path, rng, monkeypatch):
+    index = IndexFolder.create(tmp_path, 40, MODEL)
+    index.add(*made(rng, 5))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr("hashlens.checksums.os.fsync", lambda handle: os_error(28))  # of the copy, which is first
+    with pytest.raises(StorageError, match="the disk is full"):
+        index.add(*made(rng, 5))
+    monkeypatch.undo()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before  # nothing is left behind
+
+
+def test_an_index_that_is_damaged_while_it_is_open(tmp_path, rng):
+    index = IndexFolder.create(tmp_path, 40, MODEL)
+    index.add(*made(rng, 5))
+    (tmp_path / "index.json").write_text("{")
+    with pytest.raises(DataError, match=r"index.json is damaged .*; repair it with: hashlens index repair"):
+        index.add(*made(rng, 5))
+    (tmp_path / "index.json").unlink()
+    with pytest.raises(DataError, match=r"index.json is missing; repair it with: hashlens index repair"):
+        index.remove([1])
+
+
+def test_promoted_parts_whose_names_begin_alike(tmp_path, rng):
+    index, new = (IndexFolder.create(tmp_path / name, 40, MODEL) for name in ("index", "new"))
+    with new._alone(), new._change() as facts:
+        facts["next_part"] = 10_000
+    new.add(*made(rng, 50))
+    with new._alone(), new._change() as facts:
+        facts["next_part"] = 100_000
+    new.add(*made(rng, 5, 50))
+    assert [part["name"] for part in new.facts["parts"]] == ["part-10000", "part-100000"]
+    index.promote(new)
+    assert index.verify() == new.verify() and index.lookup(range(60)) == new.lookup(range(60))

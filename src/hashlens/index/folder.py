@@ -29,7 +29,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -44,7 +44,7 @@ from hashlens.clicks.file import CLICKS
 from hashlens.codes import Codes
 from hashlens.codes.bits import MOST_LEVELS, require_levels
 from hashlens.codes.model import MODEL
-from hashlens.errors import Busy, DataError, HashlensError
+from hashlens.errors import Busy, Damaged, DataError, HashlensError, StorageError
 from hashlens.files import alone_in, quoted, replacing, require_own, require_room, storage_errors, sync
 from hashlens.index.catalog import Catalog
 from hashlens.index.items import BATCH, MappedItems, find_batches, write_items, write_sums
@@ -169,10 +169,16 @@ class IndexFolder(Catalog):
         `to_add` reads no codes until they are asked for.
         """
         try:
-            index = cls(path, before=before)
-            if not to_add:
-                _ = index.parts
-            return index
+            while True:
+                index = cls(path, before=before)
+                try:
+                    if not to_add:
+                        _ = index.parts
+                    return index
+                except Damaged:
+                    if not index.changed():
+                        raise
+                    before = index  # another process has replaced files in the meantime: what is mapped is kept
         except (FileNotFoundError, NotADirectoryError) as error:
             from hashlens.codes.folder import CodesFolder
 
@@ -203,7 +209,8 @@ class IndexFolder(Catalog):
         keys = None
         with self._alone():
             codes = self.require_second(codes)
-            self._merge()  # what was interrupted
+            with suppress(StorageError):
+                self._merge()  # what was interrupted
             if only_new:
                 keys = image_keys(codes.packed, items.column("path"))
                 new = self._is_new(keys, items.column("path"), again)
@@ -212,9 +219,7 @@ class IndexFolder(Catalog):
             if len(codes):
                 with self._change() as facts:
                     self._append(codes, items, facts, keys)
-                self._merge()
-                if trees:
-                    self._save_trees()
+                self._tidy(trees)
         return np.arange(first, first + len(codes))
 
     def replace(self, ids: Any, codes: Codes, items: pa.Table) -> np.ndarray:
@@ -229,8 +234,7 @@ class IndexFolder(Catalog):
                     if len(gone):
                         removed = np.union1d(self._load_numbered("removed"), gone)
                         facts["removed"] = self._save_numbered("removed", removed, facts)
-                self._merge()
-                self._save_trees()
+                self._tidy()
         return np.arange(first, first + len(codes))
 
     def set_mtimes(self, mtimes: Mapping[int, int]) -> None:
@@ -264,22 +268,21 @@ class IndexFolder(Catalog):
     def promote(self, new: IndexFolder) -> None:
         """Hold what another index holds, with its ids and its model, in one step; that one stays as it is."""
         with self._alone(), self._change() as facts:
-            taken = {**files_of(new.facts)}
             facts.pop("second_bits", None)
             facts |= {**new.facts, "next_part": facts["next_part"], "next_file": facts["next_file"], "parts": []}
-            names: dict[str, str] = {}
+            names: dict[str, str] = {}  # all before the first dot
             for part in new.facts["parts"]:
                 names[part["name"]] = f"part-{facts['next_part']:05d}"
                 facts["next_part"] += 1
                 facts["parts"].append({**part, "name": names[part["name"]]})
             for kind in ("removed", "forgotten"):
                 if one := facts[kind]:
-                    names[one["name"]] = f"{kind}-{facts['next_file']:05d}.npy"
+                    names[one["name"].removesuffix(".npy")] = to = f"{kind}-{facts['next_file']:05d}"
                     facts["next_file"] += 1
-                    facts[kind] = {**one, "name": names[one["name"]]}
-            for name in taken:
-                before = next(old for old in names if name.startswith(old))
-                link_file(new.path / name, self.path / name.replace(before, names[before], 1))
+                    facts[kind] = {**one, "name": f"{to}.npy"}
+            for name in files_of(new.facts):
+                before, dot, kind = name.partition(".")
+                link_file(new.path / name, self.path / f"{names[before]}{dot}{kind}")
 
     def recode(self, ids: np.ndarray, codes: Codes, model: dict[str, str]) -> None:
         """Replace the codes of all images by those of another model in one step; `ids` are those of all, in order.
@@ -379,41 +382,66 @@ class IndexFolder(Catalog):
 
     def compare_files(self, pause: Callable[[int], Any] = lambda n_bytes: None) -> int:
         """Compare every file with its checksum; `pause` is called with the number of bytes after some of them."""
-        for name in ("index.json", f"index.json{COPY}"):
-            try:
-                read_facts(self.path, name)
-            except (OSError, ValueError) as error:
-                raise damaged(self.path / name, error, remedy(self.path)) from error
-        files = self._files()
-        for name, facts in files.items():
-            compare_file(self.path / name, facts, remedy(self.path), pause)
-        return len(files) + 2
+        compared: set[str] = set()
+        while left := {name: file for name, file in self._files_now().items() if name not in compared}:
+            for name, facts in left.items():
+                try:
+                    compare_file(self.path / name, facts, remedy(self.path), pause)
+                except Damaged:
+                    if name in self._files_now():  # else another process has deleted it
+                        raise
+            compared |= left.keys()
+        return len(compared) + 2
+
+    def _files_now(self) -> dict[str, dict[str, Any]]:
+        """What index.json and its copy on disk say of every file."""
+        self._read_facts(f"index.json{COPY}")
+        return files_of(self._read_facts())
+
+    def _read_facts(self, name: str = "index.json") -> dict[str, Any]:
+        try:
+            return read_facts(self.path, name)
+        except HashlensError:
+            raise
+        except FileNotFoundError as error:
+            raise Damaged(self.path / name, f"is missing; {remedy(self.path)}") from error
+        except (OSError, ValueError) as error:
+            raise damaged(self.path / name, error, remedy(self.path)) from error
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Within, only this process changes the index; earlier changes by others are loaded, leftovers deleted."""
         with alone_in(self.path):
-            facts = read_facts(self.path)
+            facts = self._read_facts()
             if facts != self.facts:
                 self._take(facts)
-            named = self._files()
-            for entry in self.path.iterdir():
-                if OURS.fullmatch(entry.name) and entry.name not in named:
-                    entry.unlink()
+            self._delete_leftovers()
             if not _same(self.path / "index.json", self.path / f"index.json{COPY}"):  # a crash came between them
                 write_facts(self.path, self.facts)
             yield
             self._stamp = _stamp(self.path)
+
+    def _delete_leftovers(self) -> None:
+        """Delete what index.json on disk does not name."""
+        named = files_of(self._read_facts())
+        for entry in self.path.iterdir():
+            if OURS.fullmatch(entry.name) and entry.name not in named:
+                entry.unlink()
 
     @contextmanager
     def _change(self) -> Iterator[dict[str, Any]]:
         """Facts to change; they and the files they name become the index if the block succeeds."""
         parts = [part | {"files": dict(part["files"])} for part in self.facts["parts"]]
         facts = self.facts | {"parts": parts}
-        with storage_errors(self.path):
-            yield facts
-            sync(self.path)  # the files first, then the list that names them
-            write_facts(self.path, facts)
+        try:
+            with storage_errors(self.path):
+                yield facts
+                sync(self.path)  # the files first, then the list that names them
+                write_facts(self.path, facts)
+        except BaseException:
+            with suppress(OSError, HashlensError):  # on a full disk they would be in the way
+                self._delete_leftovers()
+            raise
         before = self._files()
         self._take(facts)
         for name in before.keys() - self._files():
@@ -427,6 +455,16 @@ class IndexFolder(Catalog):
             of_rows = None if keys is None else np.sort(keys[rows])
             facts["parts"].append(self._write_part(part, [items.slice(rows.start, len(part))], facts, of_rows))
             facts["next_id"] += len(part)
+
+    def _tidy(self, trees: bool = True) -> None:
+        """After an addition, which stands: what the disk has no room for is made up for by the next addition.
+
+        That one also tells of damage, before it adds anything.
+        """
+        with suppress(StorageError, Damaged):
+            self._merge()
+            if trees:
+                self._save_trees()
 
     def _merge(self) -> None:
         """Join parts until merging.py is satisfied; each time is a change of its own, so a crash loses one at most."""
@@ -592,20 +630,19 @@ class IndexFolder(Catalog):
 
     def _map_parts(self) -> list[Part]:
         removed, none = self._load_numbered("removed"), np.empty(0, np.int64)
-        known = self._mapped if self.damage is None else {}
-        mapped = {}
+        self._mapped = dict(self._mapped) if self.damage is None else {}
         for facts in self.facts["parts"]:
-            before, gone_before, part = known.get(facts["name"], (None, none, None))
+            before, gone_before, part = self._mapped.get(facts["name"], (None, none, None))
             if part is None or before != facts:
                 part, gone_before = self._map_part(facts), none
             gone = removed[slice(*np.searchsorted(removed, [part.first_id, part.last_id + 1]))]
             if not np.array_equal(gone, gone_before):
                 part = part.with_removed(gone)  # whoever searches keeps the one before
-            mapped[facts["name"]] = facts, gone, part
-        parts = [part for _, _, part in mapped.values()]
+            self._mapped[facts["name"]] = facts, gone, part
+        self._mapped = {facts["name"]: self._mapped[facts["name"]] for facts in self.facts["parts"]}
+        parts = [part for _, _, part in self._mapped.values()]
         if any(after.first_id <= before.last_id for before, after in pairwise(parts)):
             raise damaged(self.path / "index.json", "its parts have ids in common", remedy(self.path))
-        self._mapped = mapped
         return parts
 
     def _map_part(self, part: dict[str, Any], *, helpers: bool = True) -> Part:
@@ -649,11 +686,13 @@ class IndexFolder(Catalog):
         for one in read:
             one.release()
 
-        @cache  # mapped when first needed
+        # mapped now, since another process may delete them when it joins parts, and compared when first needed
+        arrow, sums = file("items.arrow"), file("items.sums") if "items.sums" in part["files"] else None
+
+        @cache
         def items() -> MappedItems:
-            arrow = file("items.arrow")
-            if "items.sums" in part["files"]:
-                arrow.by_blocks(file("items.sums"))
+            if sums is not None:
+                arrow.by_blocks(sums)
             return MappedItems(arrow, part["batches"])
 
         return Part(codes, n, ids, tables=tables, items=items, tree=tree, tried="tree" in part, second=second)
@@ -720,9 +759,9 @@ def _require_order(facts: dict[str, Any]) -> None:
 
 
 def write_facts(path: Path, facts: dict[str, Any]) -> None:
-    write_sealed(path / "index.json", facts)
-    sync(path)
-    copy_file(path / "index.json", path / f"index.json{COPY}")
+    with replacing(path / f"index.json{COPY}") as copy:
+        write_sealed(path / "index.json", facts, copy)
+        sync(path)
     sync(path)
 
 
