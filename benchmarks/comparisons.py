@@ -25,11 +25,12 @@ NETWORKS = "dtsh,dpsh,ninh,cnnh,dsrh,dsch,drsch,dlbhc,classifier,semantic,dh,dh-
 QUICK = "lsh,sikh,sh,bre,itq,isohash,agh,dgh,sgh,ccaitq,splh,lfh,sdh,rsh"
 SLOW = "mlh,ksh,fasth,cghash"
 FEATURES = f"dtsh,dpsh,cnnh,ninh,dsrh,dsch,drsch,dlbhc,classifier,{QUICK},ksh"
-SLOW_FEATURES = "mlh,fasth,cghash,dh,dh-supervised"
+SLOW_FEATURES = "mlh,cghash,dh,dh-supervised"
 MIRFLICKR = "mirflickr25k"
 # images of a user's own: many classes with few images, near-duplicates, several labels per image
 OWN = {"birds100": ["birds100"], "grocery81": ["grocery81"], "voc2007": ["voc2007/voc2007.csv", "--protocol", "split"]}
-SPLITS = ["--bits", "16,48", "--splits", "3"]
+LENGTHS = ["--bits", "16,48"]
+SPLITS = [*LENGTHS, "--splits", "3"]
 # the classifier learns for as long as DTSH, in the same blocks and in the same way
 SAME = ["frozen_blocks=16", "images=45000", "lr=0.002", "weight_decay=0.1", "adapt=0"]
 MIXUP = {"birds100": "mixup=0.2", "grocery81": "mixup=0.2", "voc2007": "mixup=0"}
@@ -39,7 +40,8 @@ RUNS = {
     "cifar10-images": ["cifar10", "--methods", "dtsh", "--splits", "3"],
     "cifar10-gist": ["cifar10", "--methods", QUICK, "--features", "gist", "--seeds", "3", "--preset", "published"],
     "cifar10-gist-slow": ["cifar10", "--methods", SLOW, "--features", "gist", "--preset", "published"],
-    "cifar10-gist-tuned": ["cifar10", "--methods", TABLE1, "--features", "gist"],
+    "cifar10-gist-tuned": ["cifar10", "--methods", "sh,itq,splh,lfh,sdh,ksh", "--features", "gist"],
+    "cifar10-gist-tuned-fasth": ["cifar10", "--methods", "fasth", "--features", "gist"],
     "cifar10-gist-networks": ["cifar10", "--methods", "semantic,dh,dh-supervised", "--features", "gist"],
     "cifar10-deep": ["cifar10", "--methods", f"lsh,{TABLE1}", "--features", "deep"],
     "cifar10-resnet50": ["cifar10", "--methods", TABLE1, "--features", "resnet50@112"],
@@ -52,11 +54,12 @@ RUNS = {
         for name, own in OWN.items()
     },
     **{
-        f"{name}-{kind}": [f"{name}.npy", "--methods", methods, *SPLITS, "--protocol", "split"]
-        for kind, methods in (
-            ("features", FEATURES),
-            ("features-slow", SLOW_FEATURES),
-            ("features-semantic", "semantic"),
+        f"{name}-{kind}": [f"{name}.npy", "--methods", methods, *splits, "--protocol", "split"]
+        for kind, methods, splits in (
+            ("features", FEATURES, SPLITS),
+            ("features-slow", SLOW_FEATURES, LENGTHS),  # minutes each: one split
+            ("features-fasth", "fasth", LENGTHS),
+            ("features-semantic", "semantic", LENGTHS),
         )
         for name in OWN
     },

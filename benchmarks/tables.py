@@ -94,7 +94,7 @@ def comparison(name: str) -> str:
 
 def own(name: str) -> str:
     """All methods on images of a user's own: networks trained on images, then methods on fixed features."""
-    kinds = ("images", "features", "features-slow", "features-semantic")
+    kinds = ("images", "features", "features-slow", "features-fasth", "features-semantic")
     paths = {kind: RESULTS / "comparison" / f"{name}-{kind}.json" for kind in kinds}
     found = {kind: json.loads(path.read_text(encoding="utf-8")) for kind, path in paths.items() if path.exists()}
     fixed = [row | {"features": "fixed"} for kind in kinds[1:] if kind in found for row in found[kind]["rows"]]
@@ -103,7 +103,36 @@ def own(name: str) -> str:
     if len(found) > 1:  # tests within one of several comparisons are not against the best of all
         rows = [row | {"lengths": {n: at | {"p": None} for n, at in row["lengths"].items()}} for row in rows]
     first = next(iter(found.values())) | {"source": name, "rows": rows}
-    return table_markdown(map_table(first), title_of(first)).rstrip()
+    table = map_table(first)
+    if any(len(result["splits"]) == 1 for result in found.values()):
+        table.notes.insert(2, "rows without a deviation are of the first split alone, because they take long to train")
+    return table_markdown(table, title_of(first)).rstrip()
+
+
+def tuned() -> str:
+    """What `python -m benchmarks.tuned` found."""
+    rows = [
+        "| data | method | splits | settings found, first split | tuning, fitting once | defaults | tuned | unlearned:"
+        " defaults | tuned |",
+        "|---|---|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, found in json.loads((RESULTS / "tuned.json").read_text(encoding="utf-8")).items():
+        data, method = name.split("-")
+        settings = ", ".join(f"{key} {value:g}" for key, value in found[0]["settings"].items())
+        cost = [duration(np.mean([one[key] for one in found])) for key in ("seconds", "default_seconds")]
+        maps = [
+            _mean_text([one[which][key] for one in found])
+            for key in ("map", "map_unlearned")
+            for which in ("default", "tuned")
+        ]
+        cells = [data, method_name(method), f"{len(found)}", settings, ", ".join(cost), *maps]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _mean_text(values: list[float]) -> str:
+    deviation = f" ±{np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{deviation}"
 
 
 def tie_aware(name: str, *chosen: str) -> str:
@@ -500,6 +529,7 @@ TABLES = {
     "own": own,
     "margin": margin,
     "few": few,
+    "tuned": tuned,
     "tie-aware": tie_aware,
     "methods": methods,
     "speed": speed,
