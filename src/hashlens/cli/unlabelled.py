@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,11 +81,16 @@ def find(
         found, lines = result.to_dict(), [describe(result)]
         if move_to is not None:
             moved = move_duplicates(result, move_to, stop)
-            found["moved"] = asdict(moved) | {"list": str(moved.list)}
+            found["moved"] = {
+                "list": str(moved.listed),
+                "paths": moved.paths,
+                "videos": moved.videos,
+                "left": moved.left,
+            }
             videos = f" and {counted(len(moved.videos), 'video')} of live photos" if moved.videos else ""
             lines += [f"\nmoved    {counted(len(moved.paths), 'image')}{videos} to {move_to}"]
             lines += [f"left     {path}: {why}" for path, why in moved.left]
-            lines += [f"undo     hashlens duplicates undo {quoted(moved.list)}"]
+            lines += [f"undo     hashlens duplicates undo {quoted(moved.listed)}"]
     show(found, as_json, *lines)
     for what, file in (("page", html), ("table", csv)):
         if file is not None:

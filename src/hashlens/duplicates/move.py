@@ -33,7 +33,7 @@ MOVED = ("identical", "copies")  # look-alikes are different photos, and stay
 class Moved:
     """What was moved, and the list that `undo` takes."""
 
-    list: Path
+    listed: Path
     paths: list[str] = field(default_factory=list)  # images
     videos: list[str] = field(default_factory=list)  # of live photos
     left: list[tuple[str, str]] = field(default_factory=list)  # images that stay, and why
@@ -64,26 +64,26 @@ def move_duplicates(result: Duplicates, folder: Path, stop: Callable[[], bool] =
             number += 1
         entries = [
             {"from": str(old), "to": str(new), "sha256": digests[old]}
-            for _, _, files in plan
-            for old, new in files.items()
+            for _, _, pair in plan
+            for old, new in pair.items()
         ]
         write_json(listed, {"format": FORMAT, "source": result.source, "moved": entries})
         moved = Moved(listed)
-        for group, image, files in plan:
+        for group, image, pair in plan:
             if stop():
                 break
             if why := _changed(group.images[0]) or _changed(image) or _linked_to(image, group):
                 moved.left.append((image.path, why))
                 continue
             try:
-                _move_all(files)
+                _move_all(pair)
             except StorageError as error:
                 done = f"; {counted(len(moved.paths), 'image')} moved before, undo: hashlens duplicates undo"
                 raise StorageError(
                     f"{error.message}{done} {quoted(listed)}" if moved.paths else error.message
                 ) from error
             moved.paths.append(image.path)
-            moved.videos += map(str, list(files)[1:])
+            moved.videos += map(str, list(pair)[1:])
     return moved
 
 
@@ -188,10 +188,8 @@ def move(old: Path, new: Path) -> None:
         old.unlink()
     except OSError as error:
         new.unlink()
-        raise StorageError(
-            f"cannot move {old} away: {(error.strerror or 'unknown').lower()}; allow changes in its folder and rerun the"
-            " same command"
-        ) from error
+        why = (error.strerror or "unknown").lower()
+        raise StorageError(f"cannot move {old} away: {why}; allow changes in its folder and try again") from error
     sync(old.parent)
 
 
