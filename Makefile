@@ -6,7 +6,7 @@ INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 TRAIN := $(VENV)/.train
 DEV := $(VENV)/.dev
 
-.PHONY: demo test test-long check bench setup fix results clean
+.PHONY: demo test test-long check bench setup fix results docs docs-test clean
 
 demo: $(TRAIN)        ## train DTSH on CIFAR-10, print MAP, write hashlens-demo/
 	$(BIN)/hashlens demo
@@ -18,8 +18,8 @@ test-long: $(DEV)     ## the tests that `make test` leaves out, because they sta
 	HASHLENS_LONG=1 $(BIN)/pytest tests/test_ranks.py
 
 check: $(DEV)         ## formatting, lint and types
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks docs examples
+	$(BIN)/ruff check src tests benchmarks docs examples
 	$(BIN)/mypy
 
 bench: $(DEV)         ## speed ratios, each measured in one process with its peer
@@ -30,9 +30,16 @@ bench: $(DEV)         ## speed ratios, each measured in one process with its pee
 results: $(DEV)       ## rebuild the tables in README and docs from benchmarks/results
 	$(BIN)/python -m benchmarks.tables --write
 
+docs: $(DEV)          ## the site, in site/: strict, offline
+	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs site
+	@echo "site/index.html"
+
+docs-test: docs       ## links of the site, every page in a browser, the long examples
+	HASHLENS_LONG=1 $(BIN)/pytest tests/docs
+
 fix: $(DEV)           ## format, and fix what the linter can
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks docs examples
+	$(BIN)/ruff format src tests benchmarks docs examples
 
 setup: $(DEV)
 
@@ -49,4 +56,4 @@ $(DEV): pyproject.toml constraints.txt $(KERNELS)
 	touch $(DEV) $(TRAIN)
 
 clean:
-	rm -rf $(VENV) hashlens-demo runs
+	rm -rf $(VENV) hashlens-demo runs site docs/generated

@@ -100,6 +100,7 @@ def hasher_class(name: str) -> type[Hasher]:
 
 
 def make_hasher(name: str, **params: Any) -> Hasher:
+    """The method of that name, with these settings: `make_hasher("itq", n_bits=24)`."""
     return hasher_class(name)(**params)
 
 
