@@ -24,7 +24,7 @@ from hashlens.results.tables import map_table, method_name, table_markdown, titl
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("[hsc]*/*.md"))]
 
 FIGURES = ("cifar10-gist", "mirflickr-shallow", "mirflickr-networks")  # comparisons that are drawn
 VARIANTS = ("-resnet50", "-triplets")  # how the names of other runs than the usual ones end
