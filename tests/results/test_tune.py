@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from made_images import three_classes
 
-from hashlens import CCAITQ, DTSH, ITQ, LinearHasher, Training, load, setting, tune
+from hashlens import CCAITQ, DTSH, ITQ, KSH, LinearHasher, Training, load, setting, tune
 from hashlens.data import make_protocol, open_source
 from hashlens.data.folds import TrainingRows
 from hashlens.data.images import UnreadableImage
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, MismatchError, Stopped, UsageError
 from hashlens.results.metrics import DEFINITIONS, evaluate_ranking
-from hashlens.results.tune import search
+from hashlens.results.tune import Tuning, search
 
 
 class Blurred(LinearHasher):
@@ -51,6 +51,18 @@ def test_it_finds_what_is_better_and_says_by_how_much(clusters, tmp_path):
     assert f"--set noise={found.settings['noise']}" in str(found)
     assert without_seconds(found.tries) == without_seconds(lines(tmp_path))
     assert np.array_equal(load(tmp_path / "model").encode(clusters[0]).packed, found.hasher.encode(clusters[0]).packed)
+
+
+@pytest.mark.parametrize(("folds", "number"), [([0.52, 0.51, 0.53], 1), ([0.6, 0.47, 0.49], 0)])
+def test_defaults_stay_unless_the_gain_is_more_than_chance(folds, number):
+    tries = [
+        {"number": i, "settings": {"width": width}, "state": "complete", "score": np.mean(scores), "folds": scores}
+        for i, (width, scores) in enumerate([(0.5, [0.5, 0.5, 0.5]), (0.1, folds)])
+    ]
+    found = Tuning(KSH(8), tries)
+    assert tries[1]["score"] > tries[0]["score"] and found.best["number"] == number
+    assert found.settings == tries[number]["settings"]
+    assert ("the defaults stay" in str(found)) == (number == 0)
 
 
 def test_bad_tries_are_stopped_after_one_fold_and_failed_ones_recorded(clusters):
@@ -281,7 +293,7 @@ def test_wrong_commands_are_one_sentence(hashlens, tmp_path, typed, code, words)
 def test_methods_say_what_is_tuned(hashlens):
     assert "tuned from 0.0001 to 10" in hashlens("methods", "ccaitq")[1]
     settings = {one["name"]: one for one in json.loads(hashlens("methods", "ksh", "--json")[1])["settings"]}
-    assert settings["n_anchors"]["search"] == [300, 3000] and settings["n_bits"]["search"] is None
+    assert settings["width"]["search"] == [0.05, 2.0] and settings["n_anchors"]["search"] is None
 
 
 def test_a_method_without_labels_is_scored_by_labels(clusters):

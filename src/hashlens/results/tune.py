@@ -7,7 +7,8 @@ OUT/
 What may be tried is declared with each setting (`search=`). The first try has the defaults; Optuna proposes the others
 (TPE) and stops bad ones early (successive halving). A try is scored by the tie-aware MAP of held-back rows searched
 among those that it learned from: first on one fold, where the method trains a network with a third of its epochs before
-that; then, if it is among the best third so far, on all folds. The score counts only if all folds were computed.
+that; then, if it is among the best third so far, on all folds. The score counts only if all folds were computed. The
+defaults stay unless the best try is above them by more than the standard error of the gain over the folds.
 
 A proposal depends on the seed and on the tries before it, nothing else: rerunning the same command continues, and gives
 what one long run gives. The search is given `TrainingRows`, which hold no queries.
@@ -62,9 +63,13 @@ class Tuning:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The try with the highest score; None if the time was too short for any."""
+        """The try with the highest score, or the first, which has the defaults, if the gain may be chance.
+
+        None if the time was too short for any.
+        """
         scored = [one for one in self.tries if one["state"] == "complete"]
-        return max(scored, key=lambda one: one["score"], default=None)  # the first of equal ones
+        best = max(scored, key=lambda one: one["score"], default=None)  # the first of equal ones
+        return self.tries[0] if best and not _is_gain(self.tries[0], best) else best
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -85,11 +90,16 @@ class Tuning:
     def __str__(self) -> str:
         if self.best is None:
             return "no try was finished; the defaults stay"
-        gain = (
-            f"MAP {self.best['score']:.4f} on held-back training rows, {self.tries[0]['score']:.4f} with the defaults"
-        )
-        found = "the defaults" if self.best["number"] == 0 else as_options(self.settings)
-        return f"{found}   {gain}, best of {counted(len(self.tries), 'try')}"
+        found, tries = f"MAP {self.best['score']:.4f} on held-back training rows", counted(len(self.tries), "try")
+        if self.best["number"] == 0:
+            return f"the defaults stay   {found}; of {tries}, none is better by more than chance"
+        return f"{as_options(self.settings)}   {found}, {self.tries[0]['score']:.4f} with the defaults, best of {tries}"
+
+
+def _is_gain(first: dict[str, Any], best: dict[str, Any]) -> bool:
+    """Whether the gain in the mean over folds is more than its standard error: the best of many tries has luck, too."""
+    gains = np.subtract(best["folds"], first["folds"])
+    return bool(gains.mean() > gains.std(ddof=1) / math.sqrt(len(gains)))
 
 
 def tune(

@@ -31,7 +31,7 @@ class KSH(KernelHasher):
     """
 
     needs_pairs = False
-    n_anchors: int = setting(3000, "maximum number of anchors; paper: 300", published=1000, low=1, search=(300, 3000))
+    n_anchors: int = setting(3000, "maximum number of anchors; paper: 300", published=1000, low=1)
     width: float = setting(
         1 / 3,
         "kernel width relative to the mean squared distance to anchors; paper: 1",
@@ -39,7 +39,9 @@ class KSH(KernelHasher):
         above=0,
         search=(0.05, 2.0),
     )
-    ridge: float = setting(1e-3, "ridge of K^T K relative to the mean of its diagonal", published=1e-06, above=0)
+    ridge: float = setting(
+        1e-3, "ridge of K^T K relative to the mean of its diagonal", published=1e-06, above=0, search=(1e-6, 0.1)
+    )
     n_iterations: int = setting(50, "maximum gradient steps per bit; released code: 500, no better on CIFAR-10", low=0)
 
     def _learn_projection(self, X: np.ndarray, K: np.ndarray, labels: Labels) -> np.ndarray:

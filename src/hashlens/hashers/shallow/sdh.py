@@ -23,7 +23,7 @@ class SDH(KernelHasher):
     """
 
     needs_pairs = False
-    n_anchors: int = setting(3000, "maximum number of anchors; paper: 1,000", published=1000, low=1, search=(300, 3000))
+    n_anchors: int = setting(3000, "maximum number of anchors; paper: 1,000", published=1000, low=1)
     width: float = setting(
         1 / 6,
         "kernel width relative to the mean squared distance to anchors; released sigma 0.4 is 1/3",
