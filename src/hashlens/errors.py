@@ -96,7 +96,7 @@ EXTRAS = {  # and the modules that they install
     "methods": ("sklearn", "scipy", "threadpoolctl", "numba"),
     "tune": ("optuna",),
     "report": ("matplotlib",),
-    "transformers": ("transformers",),
+    "transformers": ("transformers", "huggingface_hub"),
     "datasets": ("datasets",),
     "heif": ("pillow_heif",),
     "faiss": ("faiss",),

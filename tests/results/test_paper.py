@@ -380,6 +380,10 @@ def test_networks_share_what_frozen_blocks_give(tmp_path, monkeypatch):
     assert passes[trained:] == [50]
     plain = hashers[0].encode(source.images[:50])
     assert codes[0].equals(plain) and codes[0].equals(codes[2]) and codes[1].n_bits == 12
+    del passes[:]
+    for rows in (np.arange(50)[::-1], np.arange(10, 70)):  # two splits of the same images
+        assert hashers[0].encode(source.images.part(rows), shared=True).equals(hashers[0].encode(source.images[rows]))
+    assert passes == [len(source.images)]
 
 
 def test_parts_on_several_splits():

@@ -154,13 +154,14 @@ class Encoder:
             raise DataError("no images given; give at least one")
         _ = extractor.forward  # built here, once, and not in each thread
         views = [False, True] if self.mirror else [False]
-        maps = None
+        maps, places = None, np.arange(len(images))
         if shared and extractor.stem is not None:
-            maps = [extractor.stem.cached(images, flip=flip, what="frozen blocks") for flip in views]
+            kept, places = images.whole or (images, places)
+            maps = [extractor.stem.cached(kept, flip=flip, what="frozen blocks") for flip in views]
 
         def batch_outputs(rows: slice) -> np.ndarray:
             if maps is not None:
-                found = [extractor.forward(view[rows]) for view in maps]
+                found = [extractor.forward(view[places[rows]]) for view in maps]
             else:
                 batch = images.read(np.arange(rows.start, rows.stop), extractor.size)
                 found = [extractor(mirrored(batch) if flip else batch) for flip in views]

@@ -129,7 +129,7 @@ def test_the_table_is_true(name):
 
 def test_weights_of_the_user_are_refused_where_they_have_no_place(tmp_path):
     for name in ("efficientnet-lite0", "resnet50", "small-cnn"):
-        with pytest.raises(UsageError, match=f"{name} takes no weights file; omit it, or choose cnn-f"):
+        with pytest.raises(UsageError, match=f"{name} takes no weights file; omit it, or choose vit-tiny"):
             build_blocks(name, weights=tmp_path / "x.pth")
 
 
@@ -363,6 +363,10 @@ def test_forward_function_runs_in_onnx_and_in_evaluation_mode(monkeypatch):
         nn.AdaptiveAvgPool2d((5, 14)),
         nn.LocalResponseNorm(3, alpha=0.5, beta=0.6, k=1.5),
         nn.Sequential(nn.Flatten(), nn.Linear(300, 5, bias=False)),
+        nn.Linear(10, 4),
+        nn.Linear(10, 4, bias=False),
+        nn.GELU(),
+        nn.LayerNorm(10, eps=0.1),
         nn.Dropout(),
     ],
     ids=str,
@@ -390,7 +394,8 @@ class Doubled(nn.Conv2d):
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.GELU(),
+        nn.GELU("tanh"),
+        nn.LayerNorm(6, bias=False),
         Odd(),
         nn.BatchNorm2d(6, affine=True),
         Doubled(6, 6, 3),

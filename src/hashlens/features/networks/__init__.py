@@ -29,6 +29,7 @@ NETWORKS: dict[str, tuple[str, str]] = {
     "efficientnet-lite1": ("efficientnet_lite:LITE1", "ImageNet, 4.1 M parameters"),
     "efficientnet-lite2": ("efficientnet_lite:LITE2", "ImageNet, 4.8 M parameters"),
     "resnet50": ("resnet50:NETWORK", "ImageNet, 23.5 M parameters; trained at 224 pixels, which is slower"),
+    "vit-tiny": ("vit:NETWORK", "ImageNet-21k, 5.5 M parameters, 224 pixels; from the Hub, or from a weights file"),
     "alexnet": ("alexnet:NETWORK", "ImageNet, 57 M parameters; fc6 and fc7 are random without a weights file"),
     "cnn-f": ("cnn_f:NETWORK", "ImageNet, 57 M parameters; the paper's network, from imagenet-vgg-f.mat"),
     "small-cnn": ("small_cnn:NETWORK", "for tiny grey images, trained from scratch"),
@@ -138,7 +139,7 @@ def build_blocks(
     """
     network = _find(backbone)
     if pretrained and weights is not None and network.read_file is None:
-        raise UsageError(f"{network.name} takes no weights file; omit it, or choose cnn-f or alexnet")
+        raise UsageError(f"{network.name} takes no weights file; omit it, or choose vit-tiny, alexnet or cnn-f")
     return network.blocks(pretrained, weights, description)
 
 

@@ -103,19 +103,38 @@ class _Writer:
         if isinstance(m, nn.Flatten) and (m.start_dim, m.end_dim) == (1, -1):
             return self.add("Flatten", x)
         if isinstance(m, nn.Linear):
-            bias = [] if m.bias is None else [self.constant(m.bias)]
-            return self.add("Gemm", x, self.constant(m.weight), *bias, transB=1)
+            return self.linear(m, x, flat=len(self.shapes[source]) == 2)
         if isinstance(m, nn.Tanh):
             return self.add("Tanh", x)
         if isinstance(m, nn.Softmax) and m.dim == 1:
             return self.add("Softmax", x, axis=1)
+        if isinstance(m, nn.GELU) and m.approximate == "none":
+            half = self.add("Mul", x, self.constant(np.float32(0.5)))
+            spread = self.add("Erf", self.add("Div", x, self.constant(np.float32(2**0.5))))
+            return self.add("Mul", half, self.add("Add", spread, self.constant(np.float32(1))))
+        if isinstance(m, nn.LayerNorm) and len(m.normalized_shape) == 1 and m.bias is not None:
+            return self.add("LayerNormalization", x, self.constant(m.weight), self.constant(m.bias), epsilon=m.eps)
         if isinstance(m, nn.Identity | nn.Dropout):
             return x
         if isinstance(m, Normalise):
             return self.preprocessing(m, x)
         if callable(dense := getattr(m, "dense", None)):  # a sparse layer that can be written as a dense one
             return self.layer(dense(), x, source)
+        if callable(write := getattr(m, "write_onnx", None)):  # a layer that knows how
+            return write(self, x, self.shapes[source])
         raise UnsupportedModule(str(m))
+
+    def linear(self, m: nn.Linear, x: str, flat: bool = False) -> str:
+        """`flat` inputs are rows; others have more dimensions."""
+        if flat:
+            bias = [] if m.bias is None else [self.constant(m.bias)]
+            return self.add("Gemm", x, self.constant(m.weight), *bias, transB=1)
+        x = self.add("MatMul", x, self.constant(m.weight.T))
+        return x if m.bias is None else self.add("Add", x, self.constant(m.bias))
+
+    def reshape(self, x: str, *shape: int) -> str:
+        """0 is what the dimension is now."""
+        return self.add("Reshape", x, self.constant(np.array(shape)))
 
     def convolution(self, m: nn.Conv2d, x: str) -> str:
         auto_pad = getattr(m, "auto_pad", None)  # of a convolution with its own padding rule

@@ -17,7 +17,7 @@ from hashlens.features.extractor import Forward, one_core_session
 OPERATORS = {
     *("Add", "AveragePool", "Cast", "Clip", "Conv", "Flatten", "Gather", "Gemm", "GlobalAveragePool", "Identity"),
     *("DequantizeLinear", "LRN", "MatMul", "QuantizeLinear", "ReduceSum", "MaxPool", "Mul", "Relu", "Softmax", "Sub"),
-    *("Div", "Sqrt", "Tanh", "Transpose"),
+    *("Div", "Erf", "LayerNormalization", "Reshape", "Sqrt", "Tanh", "Transpose"),
 }
 # field: name, for all fields that we write; any other is refused
 MODEL = {

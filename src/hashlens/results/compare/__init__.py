@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from hashlens.data import Source, make_protocols, open_source, readable
-from hashlens.data.images import as_images
+from hashlens.data.images import Images, as_images
 from hashlens.data.labels import Labels
 from hashlens.data.protocols import Protocol
 from hashlens.errors import HashlensError, Stopped, StorageError, UsageError
@@ -209,7 +209,9 @@ class _Work:
         hasher.fit(learned, labels, run=training, progress=self.progress, stop=self.stop)
         fitted = time.perf_counter() - clock
         del learned
-        parts = [X[split.query], X[split.database]]
+        both = split.query, split.database
+        # what several splits and lengths have in common is computed for all images at once
+        parts = [X.part(rows) if self.share and isinstance(X, Images) else X[rows] for rows in both]
         clock = time.perf_counter()
         query, database = (hasher.encode(part, progress=self.progress, shared=self.share) for part in parts)
         seconds = {"fit": round(fitted, 4), "encode": round(time.perf_counter() - clock, 4)}
