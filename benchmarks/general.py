@@ -6,9 +6,7 @@
 
 DATA is a folder with birds100, grocery81, voc2007, mirflickr25k and, to choose, fashion-mnist, unpacked.
 
-The network is EfficientNet-Lite0 in 8 bits: activations have 8, weights 7, so that sums of two products fit in 16 bits
-and CPUs with and without VNNI compute the same integers. Weights are rounded one after the other, and each error is
-made up for by those that follow (Frantar et al., GPTQ, ICLR 2023). Pooled outputs are sums of integers too, exact in
+The network is EfficientNet-Lite0 in 8 bits (codes/int8.py). Pooled outputs are sums of integers too, exact in
 float32; the features x are the square roots of their shares of the total, so that a few strong outputs do not decide
 alone. Their principal directions over unlabelled photos, rotated at random, several times, are the bits. (With a POWER,
 images are compared partly as the network's own ImageNet classifier does: with W its weights, by (W^T W)^(POWER / 2) x.)
@@ -25,7 +23,6 @@ import gzip
 import hashlib
 import json
 import re
-import tempfile
 import time
 from functools import cache
 from pathlib import Path
@@ -39,6 +36,7 @@ from hashlens import Codes, HammingIndex, Labels, open_source
 from hashlens.checksums import write_sealed
 from hashlens.codes.encoder import Encoder
 from hashlens.codes.export import FORMAT, RESIZE, append_projection
+from hashlens.codes.int8 import calibrating, in_8_bits, remove_unused
 from hashlens.codes.model import CONFIG, EXPORTED, GENERAL, ModelFolder
 from hashlens.data.images import Images, as_images
 from hashlens.data.labels import relevant
@@ -51,9 +49,6 @@ NETWORK = "efficientnet-lite0"
 SIZE, N_BITS, N_DIRECTIONS, POWER = 224, 1536, 512, 0
 FIT, CHOICE, MORE, REPORTED = range(1, 10_001), range(10_001, 12_501), range(12_501, 20_001), range(20_001, 25_001)
 RARE = {"baby", "bird", "car", "dog", "food", "lake", "river", "sea"}  # labels of few images of MIRFLICKR
-CALIBRATED, ROUNDED_BY = 256, 64  # images of FIT that ranges are found on, and by which weights are rounded
-MOST, DAMPING = 64, 0.01  # whole steps of a weight; added to a covariance, of its mean variance
-PIXELS = 1_600  # of eight images, for a covariance
 NEAREST = 8
 RESULTS = Path(__file__).parent / "results"
 
@@ -92,129 +87,24 @@ def network(size: int) -> Any:
 
 def quantised(size: int, images: Images) -> Any:
     """The network in 8 bits, whose outputs (n, 1280) are square roots of shares of all activations."""
-    import onnx
-    from onnx import numpy_helper
-    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.batches = (images.read(np.arange(i, i + 8), size) for i in range(0, len(images) // 8 * 8, 8))
-
-        def get_next(self) -> dict[str, np.ndarray] | None:
-            batch = next(self.batches, None)
-            return None if batch is None else {"input": batch}
-
-    whole = network(size)
-    nodes = {node.op_type: node for node in reversed(whole.graph.node)}  # the first of each kind
-    pixels = nodes["Add"].output[0]
-    constants = {one.name: numpy_helper.to_array(one) for one in whole.graph.initializer}
-    scale = np.float32(constants[nodes["Mul"].input[1]].item())
-    zero = np.uint8(round(-constants[nodes["Add"].input[1]].item() / scale))  # of a pixel; off by 0.01
-    whole_bytes = {"quant_type": QuantType.QInt8, "symmetric": True, "reduce_range": False}
-    # the sums of products of depthwise layers are not computed in pairs, so their weights may have all 8 bits
-    depthwise = {node.input[1]: [{"axis": 0, **whole_bytes}] for node in convolutions(whole) if groups_of(node) > 1}
-    pointwise = {
-        name: [{"axis": 0, **whole_bytes, "rmin": -127 * scale, "rmax": 127 * scale} for scale in scales]
-        for name, scales in round_weights(whole, images[:ROUNDED_BY]).items()
-    }
-    exact = {pixels: [{"quant_type": QuantType.QUInt8, "scale": np.array(scale), "zero_point": np.array(zero)}]}
-    with tempfile.TemporaryDirectory() as folder:
-        before, after = (f"{folder}/{name}.onnx" for name in ("float", "int8"))
-        onnx.save(whole, before)
-        quantize_static(
-            before, after, Reader(), activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, per_channel=True,
-            reduce_range=True, op_types_to_quantize=["Conv", "Add", "Clip"],
-            extra_options={"TensorQuantOverrides": exact | depthwise | pointwise},
-        )  # fmt: skip
-        model = onnx.load(after)
-    return _integers_at_both_ends(model, pixels)
+    return _integers_at_the_end(in_8_bits(network(size), images, windows=False))
 
 
-def convolutions(model: Any) -> list[Any]:
-    return [node for node in model.graph.node if node.op_type == "Conv"]
-
-
-def groups_of(node: Any) -> int:
-    from onnx import helper
-
-    return int(helper.get_node_attr_value(node, "group"))
-
-
-def round_weights(model: Any, images: Images) -> dict[str, np.ndarray]:
-    """Put the weights of all 1 x 1 layers on a grid of 7 bits; the steps (n_outputs,) float32 of each by its name."""
-    from onnx import numpy_helper
-
-    constants = {one.name: one for one in model.graph.initializer}
-    layers = [node for node in convolutions(model) if list(constants[node.input[1]].dims)[2:] == [1, 1]]
-    found = {}
-    for node, (mean, covariance) in zip(
-        layers, moments(model, [node.input[0] for node in layers], images), strict=True
-    ):
-        weights, bias = (constants[name] for name in node.input[1:])
-        W = numpy_helper.to_array(weights)[:, :, 0, 0].astype(np.float64)
-        steps = (np.abs(W).max(1) / MOST).astype(np.float32)
-        R = rounded(W, covariance, steps)
-        b = numpy_helper.to_array(bias) + (W - R) @ mean  # outputs keep their means
-        for constant, value in ((weights, R[:, :, None, None]), (bias, b)):
-            constant.CopyFrom(numpy_helper.from_array(value.astype(np.float32), constant.name))
-        found[weights.name] = steps
-    return found
-
-
-def moments(model: Any, names: list[str], images: Images) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Mean (k,) and covariance (k, k) of each named tensor over pixels of some images."""
-    import onnx
-    import onnxruntime
-
-    whole = onnx.ModelProto.FromString(model.SerializeToString())
-    whole.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names)
-    size = whole.graph.input[0].type.tensor_type.shape.dim[1].dim_value
-    session = onnxruntime.InferenceSession(whole.SerializeToString(), providers=["CPUExecutionProvider"])
-    rng, sums = np.random.default_rng(0), [[0.0, 0.0, 0.0] for _ in names]
-    for rows in blocks(len(images), 8):
-        maps = session.run(names, {"input": images.read(np.arange(rows.start, rows.stop), size)})
-        for found, total in zip(maps, sums, strict=True):
-            x = np.moveaxis(found, 1, 3).reshape(-1, found.shape[1])
-            x = rng.permutation(x)[:PIXELS].astype(np.float64)
-            total[:] = total[0] + len(x), total[1] + x.sum(0), total[2] + x.T @ x
-    return [(mean := first / n, second / n - np.outer(mean, mean)) for n, first, second in sums]
-
-
-def rounded(W: np.ndarray, covariance: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """W (n_outputs, k) in whole steps of each output; the error of a weight is made up for by those after it."""
-    order = np.argsort(-np.diag(covariance))  # the inputs that vary most come first
-    left, C = W[:, order].copy(), covariance[np.ix_(order, order)]
-    C += DAMPING * np.diag(C).mean() * np.eye(len(C))
-    U = np.linalg.cholesky(np.linalg.inv(C)).T
-    R = np.empty_like(W)
-    for k, column in enumerate(order):
-        R[:, column] = np.clip(np.round(left[:, k] / steps), -MOST, MOST) * steps
-        left[:, k + 1 :] -= np.outer((left[:, k] - R[:, column]) / U[k, k], U[k, k + 1 :])
-    return R
-
-
-def _integers_at_both_ends(model: Any, pixels: str) -> Any:
-    """Give pixels to the first layer as they are, pool the integers of the last one; shares and roots are doubles."""
+def _integers_at_the_end(model: Any) -> Any:
+    """Pool the integers of the last layer; shares and roots are doubles."""
     from onnx import TensorProto, helper, numpy_helper
 
     graph = model.graph
     made_by = {node.output[0]: node for node in graph.node}
-    first = next(node for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] == pixels)
-    turn = next(node for node in graph.node if node.op_type == "Transpose")
     pool = next(node for node in graph.node if node.op_type == "GlobalAveragePool")
     last = made_by[pool.input[0]]  # DequantizeLinear
     assert last.op_type == "DequantizeLinear", last.op_type
-    replaced, name = [first, last], pixels
-    while name != turn.output[0]:  # from the pixels back
-        replaced.append(made_by[name])
-        name = made_by[name].input[0]
-    name = last.output[0]
+    replaced, name = [last], last.output[0]
     while found := next((node for node in graph.node if name in node.input), None):  # from the last layer on
         replaced.append(found)
         name = found.output[0]
     for node in replaced:
         graph.node.remove(node)
-    turn.output[0] = first.output[0]
     axes = {"pixels": [2, 3], "channels": [1]}
     graph.initializer.extend(numpy_helper.from_array(np.array(value), name) for name, value in axes.items())
     graph.node.extend(
@@ -227,13 +117,10 @@ def _integers_at_both_ends(model: Any, pixels: str) -> Any:
             helper.make_node("Sqrt", ["shares"], ["output"]),
         ]
     )
-    used = {name for node in graph.node for name in node.input}
-    for one in [one for one in graph.initializer if one.name not in used]:
-        graph.initializer.remove(one)
+    remove_unused(graph)
     while graph.output:
         graph.output.pop()
     graph.output.append(helper.make_tensor_value_info("output", TensorProto.DOUBLE, None))
-    del graph.value_info[:]
     return model
 
 
@@ -272,7 +159,7 @@ def projection(
 
 def make(data: Path) -> None:
     fit, _ = flickr(data, FIT)
-    graph = quantised(SIZE, _calibrating(fit))
+    graph = quantised(SIZE, calibrating(fit))
     features = outputs(graph, fit, SIZE, "fit")
     P = projection(features)
     append_projection(graph.graph, features.mean(0), P / np.abs(P).max(), np.float16)
@@ -335,7 +222,7 @@ def choose(data: Path) -> None:
     floats = network(SIZE)
     exact = {name: _by_features(outputs(floats, images, SIZE, name), own) for name, (images, own) in sets.items()}
     note(exact, what="float")
-    graph = quantised(SIZE, _calibrating(fit))
+    graph = quantised(SIZE, calibrating(fit))
     roots = {name: outputs(graph, images, SIZE, name) for name, (images, _) in sets.items()}
     scores = {name: _by_features(roots[name] ** 2, own) for name, (_, own) in sets.items()}
     note(scores, what="8 bits", features="shares")
@@ -363,10 +250,6 @@ def choose(data: Path) -> None:
 
 def _by_features(features: np.ndarray, labels: Labels) -> float:
     return precision(by_cosine(features), labels)
-
-
-def _calibrating(fit: Images) -> Images:
-    return fit[:: len(fit) // CALIBRATED]
 
 
 def sets_to_choose_on(data: Path) -> dict[str, tuple[Images, Labels]]:

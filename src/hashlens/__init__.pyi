@@ -5,6 +5,7 @@ from hashlens.clicks.refine import refine as refine
 from hashlens.codes import Codes as Codes
 from hashlens.codes.encoder import Encoder as Encoder
 from hashlens.codes.encoder import general as general
+from hashlens.codes.export import export as export
 from hashlens.data import Source as Source
 from hashlens.data import make_protocol as make_protocol
 from hashlens.data import open_source as open_source

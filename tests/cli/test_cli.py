@@ -633,6 +633,22 @@ def test_export_does_not_fetch_anything(hashlens, tmp_path, monkeypatch):
     refused(
         hashlens("export", tmp_path / "a", "--out", tmp_path / "b", "--images", photos), 2, "already an exported model"
     )
+    refused(
+        hashlens("export", tmp_path / "run" / "model", "--out", tmp_path / "c", "--int8"), 2, "calibrated", "--images"
+    )
+
+
+def test_int8_is_calibrated_by_the_run_and_searched_like_any_model(hashlens, tmp_path):
+    photos, run, small = make_folder(tmp_path / "photos"), tmp_path / "run", tmp_path / "small"
+    assert hashlens("train", photos, *SMALL, "--out", run)[0] == 0
+    code, out, err = hashlens("export", run, "--out", small, "--int8")
+    assert code == 0 and "bits are equal" in out and "another model" in out and "WARNING" not in err, err
+    query = next((photos / "circle").iterdir())
+    assert hashlens("encode", photos, "--model", small, "--out", tmp_path / "codes")[0] == 0
+    assert hashlens("index", "build", tmp_path / "codes", "--out", tmp_path / "index")[0] == 0
+    code, out, err = hashlens("search", tmp_path / "index", query, "--model", small, "-k", "1", "--json")
+    assert code == 0 and query.name in out, err
+    refused(hashlens("search", tmp_path / "index", query, "--model", run / "model"), 4, "cannot be mixed")
 
 
 def test_a_run_and_the_winner_of_a_comparison_are_searched(hashlens, tmp_path):

@@ -5,9 +5,11 @@ import subprocess
 import sys
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 
+import hashlens
 from hashlens import DTSH, Training, load
 from hashlens.codes import Codes, export
 from hashlens.codes.encoder import Encoder
@@ -15,6 +17,7 @@ from hashlens.codes.export import export_onnx
 from hashlens.codes.model import ModelFolder
 from hashlens.data.images import as_images
 from hashlens.errors import DataError, MismatchError, UsageError
+from hashlens.features.networks.onnx_reader import OPERATORS
 from hashlens.hashers.shallow.itq import ITQ
 from hashlens.hashers.shallow.ksh import KSH
 from hashlens.progress import Progress
@@ -193,3 +196,65 @@ def test_damaged_and_unsuitable(model, images, tmp_path, clusters):
         Encoder.load(tmp_path / "out")
     with pytest.raises(DataError, match="is not a model"):
         Encoder.load(tmp_path / "nowhere")
+
+
+def labelled(images):
+    found = as_images(images[0])
+    found.labels = images[1]
+    return found
+
+
+@pytest.fixture(scope="module")
+def eight(model, images, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("int8") / "out"
+    return folder, hashlens.export(model, folder, labelled(images), int8=True)
+
+
+def test_int8_is_another_model_with_nearly_the_same_codes(model, eight, images):
+    folder, result = eight
+    assert 0.9 < result["bits_equal"] <= 1 and not result["same_model"]
+    assert (result["calibrated_on"], result["n_images"]) == (15, 45)
+    trained, exported = load(model), Encoder.load(folder)
+    own = ModelFolder(folder).describe()
+    assert own["fingerprint"] != ModelFolder.resolve(model).describe()["fingerprint"]
+    with pytest.raises(MismatchError, match="cannot be mixed"):
+        ModelFolder.require_same(Encoder.load(model).model, exported.model, "index")
+    kinds = {node.op_type for node in onnx.load(folder / "model.onnx").graph.node}
+    assert "QuantizeLinear" in kinds and kinds <= OPERATORS
+    facts = json.loads((folder / "config.json").read_text())["int8"]
+    assert facts == {name: result[name] for name in ("calibrated_on", "n_images", "bits_equal", "map", "map_float")}
+    # measured as said: every second image that did not calibrate searches among the others
+    rows = np.flatnonzero(np.arange(60) % 4)
+    y, codes = images[1][rows], exported.codes(images[0][rows])
+    scores = hashlens.evaluate_codes(codes[::2], codes[1::2], y[::2], y[1::2])
+    assert facts["map"] == pytest.approx(scores["map_tie_aware"])
+    equal = codes.signs() == trained.encode(images[0][rows]).signs()
+    assert equal.mean() > 0.9
+
+
+def test_int8_does_not_depend_on_the_batch_and_needs_no_labels(model, images, tmp_path):
+    result = export_onnx(model, tmp_path / "out", as_images(images[0]), QUIET, int8=True)
+    assert result["map"] is None and result["map_float"] is None
+    encoder = Encoder.load(tmp_path / "out")
+    together = encoder.codes(fresh_images(40))
+    assert all(encoder.codes(fresh_images(40)[[row]]).equals(together[row : row + 1]) for row in range(0, 40, 7))
+
+
+def test_int8_on_features_and_what_is_measured_is_not_part_of_the_fingerprint(shallow, images, tmp_path):
+    calibrate = as_images(images[0][:20])
+    for name, checked in (("a", images[0][20:]), ("b", images[0][20:50])):
+        export_onnx(shallow / "itq", tmp_path / name, as_images(checked), QUIET, int8=True, calibrate=calibrate)
+    facts = [json.loads((tmp_path / name / "config.json").read_text())["int8"] for name in "ab"]
+    assert facts[0]["n_images"] == 40 and facts[1]["n_images"] == 30 and facts[0]["calibrated_on"] == 20
+    assert (
+        ModelFolder(tmp_path / "a").describe()["fingerprint"] == ModelFolder(tmp_path / "b").describe()["fingerprint"]
+    )
+
+
+def test_int8_that_is_too_far_away_is_refused(model, images, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "ENOUGH_INT8", 1.01)
+    with pytest.raises(MismatchError, match=r"of the bits equal .* calibrate it with images like those"):
+        export_onnx(model, tmp_path / "out", as_images(images[0]), QUIET, int8=True)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(DataError, match="at least two images"):
+        export_onnx(model, tmp_path / "out", as_images(images[0][:1]), QUIET, int8=True)

@@ -64,10 +64,10 @@ class ModelFolder:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of what codes depend on: the weights, and config.json without the program that wrote it."""
+        """sha256 of what codes depend on: the weights, and config.json without its writer and what was measured."""
         with self.damage_errors():
             config = self.config()
-            own = ("hashlens", "class", "files", *["format"] * (config.get("format") == FORMAT))
+            own = ("hashlens", "class", "files", "int8", *["format"] * (config.get("format") == FORMAT))
             kept = {name: value for name, value in config.items() if name not in own}
             weights = hashlib.sha256(self.content(EXPORTED if self.exported else WEIGHTS)).hexdigest()
         return hashlib.sha256(f"{json.dumps(kept, sort_keys=True)} {weights}".encode()).hexdigest()

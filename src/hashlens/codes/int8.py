@@ -1,0 +1,239 @@
+"""Int8: a float network as ONNX in, the same network in 8 bits out, about twice as fast on a CPU.
+
+Activations have 8 bits, weights of dense layers 7, so that sums of two products fit in 16 bits and CPUs with and
+without VNNI compute the same integers. Ranges are found on some images. Weights of 1 x 1 layers are rounded one after
+the other, and each error is made up for by those that follow (Frantar et al., GPTQ, ICLR 2023). Pixels go to the first
+layer as they are. Pooling, linear layers and what follows them stay in floats.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hashlens.errors import UsageError
+from hashlens.machine import blocks
+
+if TYPE_CHECKING:
+    from hashlens.data.images import Images
+
+CALIBRATED, ROUNDED_BY = 256, 64  # images that ranges are found on at most, and by which weights are rounded
+AT_ONCE = 8  # images
+MOST, MOST_ALONE = 64, 127  # whole steps of a weight; in depthwise layers products are not summed in pairs
+DAMPING = 0.01  # added to a covariance, of its mean variance
+PIXELS = 1_600  # of AT_ONCE images, for a covariance
+KINDS = ("Conv", "Add", "Clip", "Relu", "MaxPool")  # of layers that compute in 8 bits
+
+
+def calibrating(images: Images, n: int = CALIBRATED) -> Images:
+    """n of the images at most, spread over all."""
+    return images[:: max(1, len(images) // n)]
+
+
+def in_8_bits(model: Any, images: Images, *, windows: bool = True) -> Any:
+    """The network with its convolutions in 8 bits; `images` say in which ranges its activations are.
+
+    Without `windows`, errors of weights are made up for in 1 x 1 layers only, as in the general model.
+    """
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+    size = model.graph.input[0].type.tensor_type.shape.dim[1].dim_value
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.batches = (
+                images.read(np.arange(part.start, part.stop), size) for part in blocks(len(images), AT_ONCE)
+            )
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            batch = next(self.batches, None)
+            return None if batch is None else {"input": batch}
+
+    if not _convolutions(model):
+        raise UsageError("this network has no convolutions, the only layers that are computed in 8 bits; omit --int8")
+    whole_bytes = {"axis": 0, "quant_type": QuantType.QInt8, "symmetric": True, "reduce_range": False}
+    # the quantiser would give depthwise layers 7 bits too
+    depthwise = {node.input[1]: [whole_bytes] for node in _convolutions(model) if _groups(node) > 1}
+    rounded = {
+        name: [{**whole_bytes, "rmin": -127 * scale, "rmax": 127 * scale} for scale in scales]
+        for name, scales in _round_weights(model, images[:ROUNDED_BY], windows).items()
+    }
+    before = _before_first_layer(model)
+    step = _step_of_pixels(model, before)
+    exact = {}
+    if step is not None:
+        scale, zero = step
+        exact[before[-1].output[0]] = [
+            {"quant_type": QuantType.QUInt8, "scale": np.array(scale), "zero_point": np.array(zero)}
+        ]
+    else:
+        for node in before:  # stay in floats; nodes can be left out by their names only
+            node.name = node.output[0]
+    with tempfile.TemporaryDirectory() as folder:
+        floats, made = (f"{folder}/{name}.onnx" for name in ("float", "int8"))
+        onnx.save(model, floats)
+        how = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "per_channel": True}
+        how |= {"reduce_range": True, "op_types_to_quantize": list(KINDS)}
+        how |= {"nodes_to_exclude": [node.name for node in before if node.name]}
+        how |= {"extra_options": {"TensorQuantOverrides": exact | depthwise | rounded}}
+        level = logging.root.manager.disable
+        logging.disable(logging.WARNING)  # it advises to fold batch norms, which is done
+        try:
+            quantize_static(floats, made, Reader(), **how)
+        finally:
+            logging.disable(level)
+        model = onnx.load(made)
+    if step is not None:
+        _give_pixels(model.graph, before[-1].output[0])
+    del model.graph.value_info[:]
+    return model
+
+
+def _convolutions(model: Any) -> list[Any]:
+    return [node for node in model.graph.node if node.op_type == "Conv"]
+
+
+def _groups(node: Any) -> int:
+    return next((int(one.i) for one in node.attribute if one.name == "group"), 1)
+
+
+def _before_first_layer(model: Any) -> list[Any]:
+    """The nodes that make the input of the first convolution from pixels."""
+    end = next(i for i, node in enumerate(model.graph.node) if node.op_type == "Conv")
+    return list(model.graph.node[:end])
+
+
+def _step_of_pixels(model: Any, before: list[Any]) -> tuple[np.float32, np.uint8] | None:
+    """What one step of a pixel is for the first layer, and which pixel is its 0, if that is so for all pixels."""
+    from onnx import numpy_helper
+
+    constants = {one.name: one for one in model.graph.initializer}
+    if [node.op_type for node in before] != ["Transpose", "Cast", "Mul", "Add"]:
+        return None
+    scale, shift = (numpy_helper.to_array(constants[node.input[1]]) for node in before[2:])
+    if scale.size > 1 or shift.size > 1:
+        return None
+    zero = -shift.item() / scale.item()
+    if not (0 <= zero <= 255 and abs(zero - round(zero)) < 0.02):
+        return None
+    return np.float32(scale.item()), np.uint8(round(zero))
+
+
+def _give_pixels(graph: Any, floats: str) -> None:
+    """Remove what turns pixels to `floats` and back: the first layer takes them as they are."""
+    made_by = {node.output[0]: node for node in graph.node}
+    first = next(node for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] == floats)
+    turn = next(node for node in graph.node if node.op_type == "Transpose")
+    replaced, name = [first], floats
+    while name != turn.output[0]:  # from the floats back
+        replaced.append(made_by[name])
+        name = made_by[name].input[0]
+    for node in replaced:
+        graph.node.remove(node)
+    turn.output[0] = first.output[0]
+    remove_unused(graph)
+
+
+def remove_unused(graph: Any) -> None:
+    """Remove constants that nothing takes any longer."""
+    used = {name for node in graph.node for name in node.input}
+    for one in [one for one in graph.initializer if one.name not in used]:
+        graph.initializer.remove(one)
+
+
+def _round_weights(model: Any, images: Images, windows: bool) -> dict[str, np.ndarray]:
+    """Put the weights of layers on a grid; the steps (n_outputs,) float32 of each by its name.
+
+    Without `windows` only those of 1 x 1 layers.
+    """
+    from onnx import numpy_helper
+
+    constants = {one.name: one for one in model.graph.initializer}
+    layers = []
+    for node in _convolutions(model):
+        n_outputs, n_inputs, *window = constants[node.input[1]].dims
+        dense, depthwise = _groups(node) == 1, _groups(node) == n_outputs and n_inputs == 1
+        if len(node.input) == 3 and (dense or depthwise) and (windows or (dense and window == [1, 1])):
+            layers.append((node, _Window(node.input[0], (window[0], window[1]), depthwise)))
+    found = {}
+    all_moments = _moments(model, [window for _, window in layers], images)
+    for (node, window), (mean, covariance) in zip(layers, all_moments, strict=True):
+        weights, bias = (constants[name] for name in node.input[1:])
+        before = numpy_helper.to_array(weights)
+        W = before.astype(np.float64).reshape(len(before), -1)
+        most = MOST_ALONE if window.depthwise else MOST
+        largest = np.abs(W).max(1)
+        steps = (np.where(largest > 0, largest, 1) / most).astype(np.float32)
+        if window.depthwise:
+            each = zip(W[:, None], covariance, steps, strict=True)
+            R = np.concatenate([_rounded(w, C, step, most) for w, C, step in each])
+            shift = ((W - R) * mean).sum(1)
+        else:
+            R = _rounded(W, covariance, steps, most)
+            shift = (W - R) @ mean
+        b = numpy_helper.to_array(bias) + shift  # outputs keep their means
+        for constant, value in ((weights, R.reshape(before.shape)), (bias, b)):
+            constant.CopyFrom(numpy_helper.from_array(value.astype(np.float32), constant.name))
+        found[weights.name] = steps
+    return found
+
+
+class _Window(NamedTuple):
+    """What a layer takes from a tensor at once."""
+
+    tensor: str
+    sides: tuple[int, int]
+    depthwise: bool
+
+    def some(self, maps: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Some windows of maps (n, channels, h, w): (m, k), or (m, channels, k) if each channel is for itself."""
+        if self.sides == (1, 1):
+            x = np.moveaxis(maps, 1, 3).reshape(-1, maps.shape[1])
+            return rng.permutation(x)[:PIXELS].astype(np.float64)
+        margins = [(0, 0), (0, 0), *((side // 2, side // 2) for side in self.sides)]
+        windows = np.lib.stride_tricks.sliding_window_view(np.pad(maps, margins), self.sides, (2, 3))
+        n, _, h, w = windows.shape[:4]
+        images, rows, columns = np.unravel_index(rng.choice(n * h * w, min(PIXELS, n * h * w), False), (n, h, w))
+        x = windows[images, :, rows, columns].astype(np.float64)
+        return x.reshape(*x.shape[:2], -1) if self.depthwise else x.reshape(len(x), -1)
+
+
+def _moments(model: Any, windows: list[_Window], images: Images) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Mean (..., k) and covariance (..., k, k) of windows over some images."""
+    import onnx
+    import onnxruntime
+
+    if not windows:
+        return []
+    whole = onnx.ModelProto.FromString(model.SerializeToString())
+    names = list(dict.fromkeys(window.tensor for window in windows))
+    whole.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names)
+    size = whole.graph.input[0].type.tensor_type.shape.dim[1].dim_value
+    session = onnxruntime.InferenceSession(whole.SerializeToString(), providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    sums: list[list[Any]] = [[0, 0.0, 0.0] for _ in windows]
+    for rows in blocks(len(images), AT_ONCE):
+        batch = images.read(np.arange(rows.start, rows.stop), size)
+        maps = dict(zip(names, session.run(names, {"input": batch}), strict=True))
+        for window, total in zip(windows, sums, strict=True):
+            x = window.some(maps[window.tensor], rng)
+            products = np.einsum("ncj,nck->cjk", x, x, optimize=True) if window.depthwise else x.T @ x
+            total[:] = total[0] + len(x), total[1] + x.sum(0), total[2] + products
+    return [(mean := first / n, second / n - mean[..., None] * mean[..., None, :]) for n, first, second in sums]
+
+
+def _rounded(W: np.ndarray, covariance: np.ndarray, steps: np.ndarray, most: int) -> np.ndarray:
+    """W (n_outputs, k) in whole steps of each output; the error of a weight is made up for by those after it."""
+    order = np.argsort(-np.diag(covariance))  # the inputs that vary most come first
+    left, C = W[:, order].copy(), covariance[np.ix_(order, order)]
+    C += (DAMPING * np.diag(C).mean() or 1.0) * np.eye(len(C))  # inputs may not vary at all
+    U = np.linalg.cholesky(np.linalg.inv(C)).T
+    R = np.empty_like(W)
+    for k, column in enumerate(order):
+        R[:, column] = np.clip(np.round(left[:, k] / steps), -most, most) * steps
+        left[:, k + 1 :] -= np.outer((left[:, k] - R[:, column]) / U[k, k], U[k, k + 1 :])
+    return R
