@@ -4,10 +4,11 @@
 
 Each fault flips a bit, cuts a file short, zeroes some bytes or swaps two files of an index, a codes folder, a model, an
 exported model, lists of faiss, a cache of features or of looks, or a checkpoint. Then whoever reads the folder is asked
-for everything: searches for all hits by code, id, radius and label, codes of images and features, the end of the
-training. The answer must be the one before the fault, or one sentence that names the file. Readers run in a process of
-their own, so that a crash is noticed. INDEX may be the folder of any index; it is copied. Without it, a small one is
-made, with three parts, ids, removed images and radius tables.
+for everything: searches for all hits by code, id, radius and label, whether images are known, the same after an
+addition that joins parts, codes of images and features, the end of the training. The answer must be the one before the
+fault, or one sentence that names the file. Readers run in a process of their own, so that a crash is noticed. INDEX may
+be the folder of any index; it is copied. Without it, a small one is made, with three parts, ids, removed images, keys,
+second codes and radius tables.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -34,10 +36,11 @@ from PIL import Image
 
 from hashlens.codes import Codes
 from hashlens.errors import HashlensError
+from hashlens.files import write_json
 
 KINDS = ("flip", "cut", "zero", "swap")
-N_BITS, N = 20, 300
-SECONDS = 120  # that a reader may take
+N_BITS, SECOND_BITS, N, N_MORE = 20, 30, 300, 600
+SECONDS = 600  # that a reader may take, on a busy machine too
 MODEL = {"fingerprint": "0" * 64, "name": "faults"}
 
 
@@ -45,14 +48,38 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+def random_codes(n: int, seed: int, n_bits: int = N_BITS, second_bits: int = SECOND_BITS) -> Codes:
+    rng = np.random.default_rng(seed)
+    first = Codes.from_relaxed(rng.normal(size=(n, n_bits)))
+    return replace(first, second=Codes.from_relaxed(rng.normal(size=(n, second_bits)))) if second_bits else first
+
+
 def ask_index(path: Path) -> str:
+    """Everything that can be asked of an index, and again when its parts were joined."""
+    from hashlens.index.folder import IndexFolder
+
+    before = ask_codes(path)
+    index = IndexFolder.open(path)
+    items = pa.concat_tables(part.items().table() for part in index.parts)
+    codes = Codes.concatenate([codes for codes, _ in index.batches(N)])
+    known = index.add(codes[: len(index)], items.take(pa.array(np.concatenate(_alive(index)))), only_new=True)
+    more = random_codes(N_MORE, 9, index.n_bits, index.second_bits)
+    added = index.add(more, pa.table({"path": [f"/more/{i:04d}.jpg" for i in range(N_MORE)]}), only_new=True)
+    return digest([before, known.tolist(), added.tolist(), ask_codes(path)])
+
+
+def _alive(index: Any) -> list[np.ndarray]:
+    starts = np.cumsum([0, *map(len, index.parts)])
+    return [start + part.still() for start, part in zip(starts, index.parts, strict=False)]
+
+
+def ask_codes(path: Path) -> str:
     """Everything that can be asked of an index or a codes folder."""
     from hashlens.search import Searcher, open_index
 
     searcher = Searcher(open_index(path))
     index = searcher.index
-    rng = np.random.default_rng(0)
-    codes = [Codes.from_relaxed(rng.normal(size=(1, index.n_bits))) for _ in range(3)]
+    codes = [random_codes(1, seed, index.n_bits, index.second_bits) for seed in range(3)]
     asked: list[dict[str, Any]] = [{"query": code, "k": len(index)} for code in codes]
     asked += [{"query": id_, "k": len(index)} for id_ in index.examples(4)]
     asked += [{"query": code, "radius": radius} for code in codes for radius in (0, 2, index.n_bits // 2)]
@@ -131,7 +158,7 @@ def ask_checkpoint(path: Path, stop: Callable[[], bool] = lambda: False) -> str:
 
 ASK: dict[str, Callable[[Path], str]] = {
     "index": ask_index,
-    "codes": ask_index,
+    "codes": ask_codes,
     "model": ask_model,
     "exported": ask_model,
     "trees": ask_trees,
@@ -154,16 +181,16 @@ def make(place: Path, index: Path | None) -> None:
     from hashlens.progress import Progress
 
     rng = np.random.default_rng(0)
-    codes = CodesFolder.create(place / "codes", n_bits=N_BITS, model=MODEL, shard_size=N // 3)
+    how = {"n_bits": N_BITS, "second_bits": SECOND_BITS, "model": MODEL}
+    codes = CodesFolder.create(place / "codes", **how, shard_size=N // 3)
     labels = pa.array([["cat", "dog", "tree"][: i % 4] or None for i in range(N)], pa.list_(pa.string()))
     table = pa.table({"path": [f"/photos/{i:04d}.jpg" for i in range(N)], "labels": labels})
     codes.extend(table)
     for rows in codes.missing():
-        some = Codes.from_relaxed(rng.normal(size=(rows.stop - rows.start, N_BITS)))
-        codes.append(rows, some, table[rows.start : rows.stop])
+        codes.append(rows, random_codes(rows.stop - rows.start, rows.start), table[rows.start : rows.stop])
     codes.finish()
     if index is None:
-        made = IndexFolder.create(place / "index", N_BITS, MODEL, radius_tables=True)
+        made = IndexFolder.create(place / "index", N_BITS, MODEL, second_bits=SECOND_BITS, radius_tables=True)
         first, *others = codes
         made.add(*first, only_new=True)
         made.remove([1, 50])
@@ -258,12 +285,38 @@ class Reader:
         self.process.join(SECONDS)
 
 
-def run(n: int, seed: int, index: Path | None = None, only: tuple[str, ...] = tuple(ASK)) -> dict[str, Any]:
-    """Make n faults; returns the number of each outcome per kind of folder, and all that went wrong."""
-    rng = random.Random(seed)
-    outcomes: dict[str, Counter[str]] = {name: Counter() for name in only}
-    kinds: Counter[str] = Counter()
-    wrong: list[str] = []
+def run(
+    n: int,
+    seed: int,
+    index: Path | None = None,
+    only: tuple[str, ...] = tuple(ASK),
+    before: dict[str, Any] | None = None,
+    save: Callable[[dict[str, Any]], Any] = lambda result: None,
+) -> dict[str, Any]:
+    """Make n faults; returns the number of each outcome per kind of folder, and all that went wrong.
+
+    `before` is the result of a run of the same faults that was cut short; every 50 faults the result so far is saved.
+    """
+    told = before or {"folders": {}, "kinds": {}, "wrong": [], "faults": 0}
+    outcomes: dict[str, Counter[str]] = {name: Counter(told["folders"].get(name, {})) for name in only}
+    kinds, wrong = Counter(told["kinds"]), list(told["wrong"])
+
+    def result(done: int) -> dict[str, Any]:
+        total = sum(outcomes.values(), Counter[str]())
+        return {
+            "faults": done,
+            "seed": seed,
+            "kinds": dict(sorted(kinds.items())),
+            "detected, file named": total["sentence"],
+            "same answer": total["same answer"],
+            "silent differences": total["silent difference"],
+            "file not named": total["file not named"],
+            "tracebacks": total["traceback"],
+            "crashes": total["crash"],
+            "folders": {name: dict(sorted(found.items())) for name, found in outcomes.items()},
+            "wrong": wrong,
+        }
+
     with tempfile.TemporaryDirectory() as temporary:
         place, now = Path(temporary) / "made", Path(temporary) / "now"
         make(place, index)
@@ -276,7 +329,8 @@ def run(n: int, seed: int, index: Path | None = None, only: tuple[str, ...] = tu
                 raise SystemExit(f"{name} cannot be read before it is damaged: {answers[name]}")
             shutil.rmtree(now)
         choices = [(name, file.relative_to(place / name)) for name in only for file in files_of(place / name)]
-        for number in range(n):
+        for number in range(told["faults"], n):
+            rng = random.Random(f"{seed} {number}")
             name, file = rng.choice(choices)
             kind = rng.choice(KINDS)
             kinds[kind] += 1
@@ -291,21 +345,10 @@ def run(n: int, seed: int, index: Path | None = None, only: tuple[str, ...] = tu
             if outcome not in ("same answer", "sentence"):
                 wrong.append(f"{number}: {kind} {name}/{file}: {outcome}: {text.strip()[-400:]}")
             shutil.rmtree(now)
+            if (number + 1) % 50 == 0:
+                save(result(number + 1))
         asking.close()
-    total = sum(outcomes.values(), Counter())
-    return {
-        "faults": n,
-        "seed": seed,
-        "kinds": dict(sorted(kinds.items())),
-        "detected, file named": total["sentence"],
-        "same answer": total["same answer"],
-        "silent differences": total["silent difference"],
-        "file not named": total["file not named"],
-        "tracebacks": total["traceback"],
-        "crashes": total["crash"],
-        "folders": {name: dict(sorted(found.items())) for name, found in outcomes.items()},
-        "wrong": wrong,
-    }
+    return result(n)
 
 
 def main() -> None:
@@ -315,11 +358,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    result = run(given.faults, given.seed, given.index)
-    text = json.dumps(result, indent=2)
-    print(text)
-    if given.out:
-        given.out.write_text(f"{text}\n", encoding="utf-8")
+    part = given.out.with_suffix(".part.json") if given.out else None  # of a run that was cut short, which goes on
+    before = json.loads(part.read_text(encoding="utf-8")) if part and part.exists() else None
+    if before and before["seed"] != given.seed:
+        before = None
+
+    def save(result: dict[str, Any]) -> None:
+        if part:
+            write_json(part, result)
+
+    result = run(given.faults, given.seed, given.index, before=before, save=save)
+    print(json.dumps(result, indent=2))
+    if given.out and part:
+        write_json(given.out, result)
+        part.unlink(missing_ok=True)
     raise SystemExit(1 if result["wrong"] else 0)
 
 

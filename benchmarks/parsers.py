@@ -53,7 +53,7 @@ MODEL = {"fingerprint": "ab" * 32, "name": "test"}
 N_BITS, SECOND_BITS, N = 12, 20, 8
 LAST = "last-tried"
 STEP = 100  # files of each seed
-PATIENCE = 300.0  # seconds that a turn may take longer than planned: making the files, and the last seed
+PATIENCE = 1_800.0  # seconds that a turn may take longer than planned, on a busy machine too; then it is a hang
 WORDS = [
     *(b"\0", b"\n", b"\r", b'"', b"'", b",", b";", b"\t", b"|", b" ", b"\xff\xfe", b"\xed\xa0\x80", b"\xef\xbb\xbf"),
     *(b"NaN", b"-1", b"1e999", b"9" * 30, b"null", b"{}", b"[]", b"[" * 5_000, b"../../x", b"C:\\", b"\xff" * 8),

@@ -9,7 +9,7 @@ import pytest
 
 from hashlens import Codes
 from hashlens.checksums import CheckedFile, compare_file, write_sealed
-from hashlens.errors import DataError, StorageError
+from hashlens.errors import Busy, DataError, StorageError
 from hashlens.index import keys as keys_module
 from hashlens.index import merging
 from hashlens.index.folder import IndexFolder, read_facts
@@ -390,3 +390,8 @@ def test_promoted_parts_whose_names_begin_alike(tmp_path, rng):
     assert [part["name"] for part in new.facts["parts"]] == ["part-10000", "part-100000"]
     index.promote(new)
     assert index.verify() == new.verify() and index.lookup(range(60)) == new.lookup(range(60))
+    IndexFolder.open(new.path).compact()  # by another process
+    before = {path.name: path.read_bytes() for path in index.path.iterdir()}
+    with pytest.raises(Busy, match="is being changed by another process; rerun"):
+        index.promote(new)
+    assert {path.name: path.read_bytes() for path in index.path.iterdir()} == before

@@ -177,15 +177,16 @@ def test_wrong_images_are_not_added(client, own):
     assert IndexFolder.open(own / "index").facts == before
 
 
-def test_parts_are_joined(client, own, made, monkeypatch):
-    import hashlens.server.writing as writing
-
-    monkeypatch.setattr(writing, "MAX_PARTS", 3)
-    for number in range(4):
+def test_parts_are_joined_after_the_answer(client, own, made, monkeypatch):
+    calls, join, append = [], IndexFolder.join, IndexFolder._append
+    monkeypatch.setattr(IndexFolder, "join", lambda index: calls.append("join") or join(index))
+    monkeypatch.setattr(IndexFolder, "_append", lambda index, *given: calls.append("add") or append(index, *given))
+    for number in range(9):
         image = (made.images / "flower" / f"{number:03d}.jpg").read_bytes()
         response = client.post("/v1/images", files={"image": ("a.jpg", image)}, headers=bearer(WRITE))
         assert response.status_code == 201
-    assert len(IndexFolder.open(own / "index").parts) <= 4
+    index = IndexFolder.open(own / "index")
+    assert calls == ["add"] * 8 + ["join", "add"] and len(index.facts["parts"]) < 9 and index.verify()
     assert client.get("/v1/info", headers=bearer(READ)).json()["n"] == len(IndexFolder.open(own / "index"))
 
 

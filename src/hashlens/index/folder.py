@@ -197,20 +197,28 @@ class IndexFolder(Catalog):
         return _stamp(self.path) not in (self._stamp, None)
 
     def add(  # type: ignore[override]
-        self, codes: Codes, items: pa.Table, *, only_new: bool = False, again: bool = False, trees: bool = True
+        self,
+        codes: Codes,
+        items: pa.Table,
+        *,
+        only_new: bool = False,
+        again: bool = False,
+        join: bool = True,
+        trees: bool = True,
     ) -> np.ndarray:
         """Add codes with their paths and labels; returns the new ids, none if nothing was added.
 
         With `only_new`, an image (a path with its code) that is in the index is not added, nor one whose path was
-        removed, whatever its code is now, unless removed ones are to be added `again`. Whoever adds often builds the
-        `trees` once, at the end.
+        removed, whatever its code is now, unless removed ones are to be added `again`. Whoever waits for an answer
+        can `join` parts later, and whoever adds often builds the `trees` once, at the end.
         """
         self.require_items(codes, items)
         keys = None
         with self._alone():
             codes = self.require_second(codes)
-            with suppress(StorageError):
-                self._merge()  # what was interrupted
+            if join:
+                with suppress(StorageError):
+                    self._merge()  # what was interrupted
             if only_new:
                 keys = image_keys(codes.packed, items.column("path"))
                 new = self._is_new(keys, items.column("path"), again)
@@ -219,8 +227,22 @@ class IndexFolder(Catalog):
             if len(codes):
                 with self._change() as facts:
                     self._append(codes, items, facts, keys)
-                self._tidy(trees)
+                if join:
+                    self._tidy(trees)
         return np.arange(first, first + len(codes))
+
+    @property
+    def is_tidy(self) -> bool:
+        """Whether `join` has nothing to do."""
+        parts = self.facts["parts"]
+        tried = all("tree" in part or not can_build(part["n"]) for part in parts)
+        return tried and parts_to_join([part["n"] for part in parts]) is None
+
+    def join(self) -> None:
+        """Join parts and try trees, as an addition does unless it is told not to."""
+        with self._alone():
+            self._merge()
+            self._save_trees()
 
     def replace(self, ids: Any, codes: Codes, items: pa.Table) -> np.ndarray:
         """Remove these ids and add codes in one step: no search sees only half of it; returns the new ids."""
@@ -282,7 +304,10 @@ class IndexFolder(Catalog):
                     facts[kind] = {**one, "name": f"{to}.npy"}
             for name in files_of(new.facts):
                 before, dot, kind = name.partition(".")
-                link_file(new.path / name, self.path / f"{names[before]}{dot}{kind}")
+                try:
+                    link_file(new.path / name, self.path / f"{names[before]}{dot}{kind}")
+                except FileNotFoundError as error:
+                    raise Busy(f"{new.path} is being changed by another process; rerun the same command") from error
 
     def recode(self, ids: np.ndarray, codes: Codes, model: dict[str, str]) -> None:
         """Replace the codes of all images by those of another model in one step; `ids` are those of all, in order.

@@ -127,6 +127,11 @@ class MappedItems(Items):
         buffers = [None, self._buffer(batch["label"]), self._buffer(batch["label_text"])]
         label = pa.Array.from_buffers(pa.string(), batch["n_labels"], buffers)
         known = self._buffer(batch["labels_known"]) if batch["labels_known"] else None
+        if known is not None:  # whether Arrow counts labels of an image that has none depends on the function
+            lengths = np.diff(np.frombuffer(self._buffer(batch["labels"]), "<i4")[: batch["n"] + 1])
+            bits = np.unpackbits(np.frombuffer(known, np.uint8), bitorder="little")[: batch["n"]]
+            if np.any(lengths[bits == 0]):
+                raise ValueError("it has labels of an image that has none")
         kind = ITEMS.field("labels").type
         return pa.Array.from_buffers(kind, batch["n"], [known, self._buffer(batch["labels"])], children=[label])
 

@@ -21,7 +21,7 @@ from hashlens.codes import MANIFEST, RUN_CODES, Codes
 from hashlens.codes.encoder import Encoder
 from hashlens.codes.model import CONFIG, ModelFolder
 from hashlens.data.images import MAX_PIXELS, UnreadableImage, pixels
-from hashlens.errors import DataError, MismatchError, OtherModel, UsageError
+from hashlens.errors import DataError, HashlensError, MismatchError, OtherModel, UsageError
 from hashlens.files import expanded
 from hashlens.index.base import Index, require_numbers
 from hashlens.index.catalog import Catalog
@@ -98,12 +98,15 @@ class Searcher:
     def now(self, wait: bool = False) -> Searcher:
         """A searcher on the index as it is on disk now; it stays that way for whoever holds it.
 
-        While this process changes the index, it is the one before, unless one can `wait`.
+        While this process changes the index, or another thread opens it anew, it is the one before, unless one can
+        `wait`.
         """
-        if self.index.changed() and (wait or not self.changing):
-            with self.loading:
+        if self.index.changed() and (wait or not self.changing) and self.loading.acquire(blocking=wait):
+            try:
                 if self.index.changed():
                     self.load()
+            finally:
+                self.loading.release()
         if self.index.damage is not None:
             raise self.index.damage.with_traceback(None)  # or else it would grow with every search
         return copy.copy(self)
@@ -123,7 +126,7 @@ class Searcher:
                     raise MismatchError(why) from error
             # at once: whoever copies this object in another thread gets an index with its own model
             self.__dict__.update(index=index, encoder=encoder, stale=None)
-        except DataError as error:  # perhaps in the middle of a change; the next call tries again
+        except HashlensError as error:  # perhaps in the middle of a change; the next call tries again
             self.stale = error.message
 
     def on_disk(self, work: Callable[[Searcher], Result]) -> Result:

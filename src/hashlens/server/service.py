@@ -1,6 +1,7 @@
 """What all requests share: the searcher, a lane for each kind of work, the cache of thumbnails and the counters."""
 
 import asyncio
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +71,8 @@ class Service:
         if self.searcher.takes_images:
             ready.append(self.decoders.warm_up())
         await asyncio.gather(*ready)
+        gc.collect()
+        gc.freeze()  # what stays is not looked through again: that would stop all searches
         self.scrub.start()
 
     async def close(self) -> None:

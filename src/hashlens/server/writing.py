@@ -28,7 +28,6 @@ from hashlens.search.queries import QueryImage
 from hashlens.server.limits import busy
 
 ENDINGS = {b"\xff\xd8": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"BM": "bmp", b"GIF8": "gif"}  # others are TIFF
-MAX_PARTS = 64  # of the index, one per change, before they are joined
 WAIT_SECONDS = 5.0  # for another process that changes the index
 Result = TypeVar("Result")
 
@@ -60,7 +59,7 @@ class Writer:
         shown = {"path": [path.as_posix()], "labels": pa.array([labels or None], pa.list_(pa.string()))}
         items = pa.table(shown | stamps)
         try:
-            (id_,) = self._change(lambda index: index.add(code, items), now.index.model).tolist()
+            (id_,) = self._change(lambda index: index.add(code, items, join=False), now.index.model).tolist()
         except BaseException:
             if not existed:
                 path.unlink(missing_ok=True)
@@ -102,10 +101,11 @@ class Writer:
         return {"triplets": len(triplets), "total": append_clicks(folder, triplets)}
 
     def join_parts(self) -> None:
-        """Every change adds a part, and every search reads them all; what is not possible now waits for the next."""
+        """Every addition is a part, and may take long to join with others; what is not possible now waits."""
         with suppress(HashlensError, HTTPException):
-            if len(self.searcher.now().index.parts) > MAX_PARTS:
-                self._change(IndexFolder.compact)
+            index = self.searcher.now().index
+            if isinstance(index, IndexFolder) and not index.is_tidy:
+                self._change(IndexFolder.join)
 
     def _require_index(self, now: Searcher) -> None:
         if now.engine is not None or not isinstance(now.index, IndexFolder):
