@@ -27,6 +27,7 @@ SLOW = "mlh,ksh,fasth,cghash"
 FEATURES = f"dtsh,dpsh,cnnh,ninh,dsrh,dsch,drsch,dlbhc,classifier,{QUICK},ksh"
 SLOW_FEATURES = "mlh,cghash,dh,dh-supervised"
 MIRFLICKR = "mirflickr25k"
+VIT = ["--backbone", "vit-tiny", "--image-size", "160", "--set", "lr=0.0003"]
 # images of a user's own: many classes with few images, near-duplicates, several labels per image
 OWN = {"birds100": ["birds100"], "grocery81": ["grocery81"], "voc2007": ["voc2007/voc2007.csv", "--protocol", "split"]}
 LENGTHS = ["--bits", "16,48"]
@@ -38,6 +39,7 @@ MIXUP = {"birds100": "mixup=0.2", "grocery81": "mixup=0.2", "voc2007": "mixup=0"
 # name of the result: arguments of hashlens compare
 RUNS = {
     "cifar10-images": ["cifar10", "--methods", "dtsh", "--splits", "3"],
+    "cifar10-images-32": ["cifar10", "--methods", "dtsh", "--bits", "32", "--splits", "3"],
     "cifar10-gist": ["cifar10", "--methods", QUICK, "--features", "gist", "--seeds", "3", "--preset", "published"],
     "cifar10-gist-slow": ["cifar10", "--methods", SLOW, "--features", "gist", "--preset", "published"],
     "cifar10-gist-tuned": ["cifar10", "--methods", "sh,itq,splh,lfh,sdh,ksh", "--features", "gist"],
@@ -46,6 +48,7 @@ RUNS = {
     "cifar10-deep": ["cifar10", "--methods", f"lsh,{TABLE1}", "--features", "deep"],
     "cifar10-resnet50": ["cifar10", "--methods", TABLE1, "--features", "resnet50@112"],
     "mirflickr": [MIRFLICKR, "--methods", "dtsh,itq,lsh", "--features", "deep"],
+    "mirflickr-vit": [MIRFLICKR, "--methods", "dtsh", "--bits", "48", *VIT],
     "mirflickr-shallow": [MIRFLICKR, "--methods", f"{QUICK},{SLOW}", "--features", "deep"],
     "mirflickr-networks": [MIRFLICKR, "--methods", NETWORKS, "--features", "deep", "--frozen-blocks", "15"],
     **{

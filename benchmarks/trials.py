@@ -48,6 +48,7 @@ TRIALS = {
     "dtsh": [
         *grid(n_bits=[16, 48], sampling=["class-codes"], long_bits=[0, 64, 256, 512]),
         *grid(n_bits=[48], sampling=["in-batch"]),
+        *grid(n_bits=[32], sampling=["in-batch"], epochs=[6, 11]),
     ],
     "classifier": [
         # in the blocks that DTSH trains, for as long
