@@ -35,7 +35,7 @@ docs: $(DEV)          ## the site, in site/: strict, offline
 	@echo "site/index.html"
 
 docs-test: docs       ## links of the site, every page in a browser, the long examples
-	HASHLENS_LONG=1 $(BIN)/pytest tests/docs
+	HASHLENS_LONG=1 $(BIN)/pytest tests/pages
 
 fix: $(DEV)           ## format, and fix what the linter can
 	$(BIN)/ruff check --fix src tests benchmarks docs examples

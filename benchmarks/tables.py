@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from hashlens.hashers.methods import METHODS
 from hashlens.index.plan import brief, describe_plan, plan, readable
 from hashlens.progress import duration
 from hashlens.results.figures import map_figure, save_figure
@@ -76,14 +75,6 @@ def features() -> str:
     found = json.loads((RESULTS / "features" / "mirflickr.json").read_text(encoding="utf-8"))
     rows = [f"| network | MAP@{found['topk']} by cosine similarity |", "|---|---:|"]
     return "\n".join([*rows, *(f"| {network} | {value:.3f} |" for network, value in found["map"].items())])
-
-
-def methods() -> str:
-    """All methods, as the command line lists them."""
-    rows = ["| method | learns from | what it does | paper |", "|---|---|---|---|"]
-    for name, method in METHODS.items():
-        rows.append(f"| `{name}` | {method.learns_from} | {method.summary} | {method.paper} |")
-    return "\n".join(rows)
 
 
 def comparison(name: str) -> str:
@@ -531,7 +522,6 @@ TABLES = {
     "few": few,
     "tuned": tuned,
     "tie-aware": tie_aware,
-    "methods": methods,
     "speed": speed,
     "search-table": search_table,
     "search-summary": search_summary,

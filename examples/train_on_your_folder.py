@@ -45,7 +45,7 @@ for q in range(5):
     shown = [split.query[q], *split.database[ids[q]]]
     for place, row in enumerate(shown):
         axes = figure.add_subplot(5, 9, q * 9 + place + 1)
-        axes.imshow(source.images[np.array([row])][0])
+        axes.imshow(Image.open(source.images.open(row)))
         axes.set_title("query" if not place else f"{distances[q][place - 1]} bits", fontsize=7)
         axes.axis("off")
 figure.savefig("train_on_your_folder.png", dpi=110)

@@ -264,7 +264,7 @@ def test_choose_a_file(browser, made):
     )  # an upload has no label: nothing is right or wrong
     assert browser.count("#hits .right") == browser.count("#hits .wrong") == 0
     assert "of 20 bits differ" in browser.text("#hits li:first-child")
-    code = browser.text("#query-hex").replace(" ", "")
+    code = browser.run("document.querySelector('#query-hex').textContent").replace(" ", "")
     assert f"code={code}" in browser.run("location.search")
     assert browser.run("document.querySelector('#query-image').src").startswith("blob:")
     browser.until("document.querySelector('#query-image').naturalWidth === 96")
@@ -340,13 +340,16 @@ def test_numbers_are_those_of_the_search(browser, served, searcher):
     if within > 20:
         browser.run("document.querySelector('#ties button').click()")
         results(browser, within)
-    # the barcode says which bits differ
+    # the details of a result say which bits differ
     hit = next((hit for hit in answer["hits"] if hit["distance"]), None)
     own, other = (
         f"{int(code, 16):024b}"[:20] for code in (answer["query"]["code"], (hit or answer["hits"][0])["code"])
     )
     differing = [i + 1 for i in range(20) if own[i] != other[i]]
-    names = browser.run("[...document.querySelectorAll('#hits .barcode')].map(b => b.getAttribute('aria-label'))")
+    rank = answer["hits"].index(hit or answer["hits"][0])
+    browser.run(f"document.querySelectorAll('#hits .more')[{rank}].click()")
+    names = browser.run("[...document.querySelectorAll('#details .barcode')].map(b => b.getAttribute('aria-label'))")
+    browser.run("document.querySelector('#details').close()")
     expected = (
         f"{', '.join(map(str, differing[:-1]))} and {differing[-1]}"
         if len(differing) > 1
@@ -366,6 +369,22 @@ def test_numbers_are_those_of_the_search(browser, served, searcher):
     assert "total" in browser.text("#timing") and "search" in browser.text("#timing")
 
 
+def test_on_a_phone_results_are_on_the_first_screen(browser, made):
+    browser.size(390, 844, mobile=True)
+    try:
+        browser.run("document.querySelector('#all .hit, #examples button').click()")
+        results(browser)
+        browser.run("window.scrollTo(0, 0)")
+        boxes = browser.run(
+            "[...document.querySelectorAll('#hits .frame')].slice(0, 4).map(f => f.getBoundingClientRect().toJSON())"
+        )
+        assert boxes[1]["bottom"] < 844  # the first row, whole
+        assert len({round(box["height"]) for box in boxes}) == 1, "rows are equal, whatever the shape of the images"
+        assert browser.count("#hits .barcode") == 0 and not browser.run("document.querySelector('#query details').open")
+    finally:
+        browser.size(1280, 900)
+
+
 def test_by_keyboard_alone(browser, made):
     """From nothing to the details of a result of a result, and out again, without a mouse."""
     focus = "document.activeElement.{}"
@@ -379,7 +398,7 @@ def test_by_keyboard_alone(browser, made):
         )
         if browser.run("document.activeElement.closest('#examples') !== null"):
             break
-    assert reached[:7] == ["skip", "A", "A", "A", "keys-button", "file", "paste"]
+    assert reached[:7] == ["skip", "A", "A", "A", "api", "keys-button", "file"]
     browser.press("Enter")
     results(browser)
     browser.run("document.querySelector('#hits .hit').focus()")  # where Tab leads; its one stop is checked below

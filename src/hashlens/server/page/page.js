@@ -175,13 +175,12 @@ function show(found, milliseconds) {
   $("controls").hidden = false;
   beginMarks(query, info?.clicks);
   showQuery(query, index.n_bits);
-  const shownCode = found.by === "second" ? "second" : "code";
   const known = Boolean(query.labels?.length);
   const marks = hits.map((hit) => mark(query, hit));
   $("legend").hidden = !known || !hits.length;
   $("unknown").hidden = known || !hits.some((hit) => hit.labels?.length);
   chosen = 0;
-  $("hits").replaceChildren(...hits.map((hit, rank) => showHit(hit, rank, marks[rank], query, found.n_bits, shownCode)));
+  $("hits").replaceChildren(...hits.map((hit, rank) => showHit(hit, rank, marks[rank], query, found.n_bits)));
   const same = marks.filter((found) => found.kind === "right").length;
   const time = `in ${number(Math.round(milliseconds))} milliseconds`;
   $("status").textContent = hits.length
@@ -220,7 +219,7 @@ function mark(query, hit) {
 
 const sign = (kind) => draw("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, draw("path", { d: SIGNS[kind] }));
 
-function showHit(hit, rank, { kind, words }, query, nBits, code) {
+function showHit(hit, rank, { kind, words }, query, nBits) {
   const several = (query.labels?.length ?? 0) > 1;
   const image = make("img", { src: hit.thumb, alt: "", loading: "lazy", decoding: "async" });
   const button = make("button", { type: "button", className: "hit", tabIndex: rank === 0 ? 0 : -1 },
@@ -240,7 +239,7 @@ function showHit(hit, rank, { kind, words }, query, nBits, code) {
   const more = make("button", { type: "button", className: "more", tabIndex: -1, textContent: "…" });
   more.setAttribute("aria-label", `Details of rank ${rank + 1}`);
   more.addEventListener("click", () => showDetails(rank));
-  return make("li", { className: kind }, button, barcode(hit[code], nBits, query[code]), markButtons(hit, rank), more);
+  return make("li", { className: kind }, button, markButtons(hit, rank), more);
 }
 
 const bits = (code) => [...code].flatMap((digit) => [8, 4, 2, 1].map((bit) => Number((parseInt(digit, 16) & bit) > 0)));
