@@ -11,6 +11,7 @@ import sys
 
 import torch
 from sklearn.datasets import load_digits
+from sklearn.preprocessing import StandardScaler
 from torch.nn import functional as F
 
 from hashlens import METHODS, DeepHasher, Training, compare, setting
@@ -40,7 +41,7 @@ class ContrastiveLoss(Loss):  # found by its name, built from the settings that 
 
 X, y = load_digits(return_X_y=True)
 others = list(METHODS) if "all" in sys.argv else ["sdh", "itq", "lsh", "classifier"]
-methods = [Contrastive(training=Training(epochs=10)), *others]
-table = compare((X / 16, y), methods, bits=[16, 32])
+methods = [Contrastive(training=Training(epochs=20, head_lr=0.05)), *others]
+table = compare((StandardScaler().fit_transform(X), y), methods, bits=[16, 32])
 print(table)
 table.plot().figure.savefig("own_loss.png", dpi=110)
