@@ -6,8 +6,6 @@ server not ready.
 """
 
 import logging
-import os
-import sys
 import threading
 from contextlib import suppress
 
@@ -17,11 +15,15 @@ from hashlens.search import Searcher
 from hashlens.server.metrics import Metrics
 
 RATE = 32e6  # bytes per second
-NICE = 19  # of 19
+REST = 0.001  # seconds after each file or megabyte, at least
 
 
 class Scrub:
-    """A thread of the lowest priority, which compares the whole index every so many seconds; 0: never."""
+    """A thread that compares the whole index every so many seconds, a little at a time; 0: never.
+
+    It has the priority of the others: one of a low priority that waits for a core while it holds Python's lock stops
+    all searches, on a busy machine for a second and more.
+    """
 
     def __init__(self, searcher: Searcher, seconds: float, metrics: Metrics):
         self._searcher, self._seconds, self._metrics = searcher, seconds, metrics
@@ -39,9 +41,6 @@ class Scrub:
         self._ending.set()
 
     def _run(self) -> None:
-        if sys.platform == "linux":  # where a thread has a priority of its own
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while not self._ending.wait(self._seconds):
             with suppress(Stopped):
                 result = self._compare()
@@ -75,5 +74,5 @@ class Scrub:
 
     def _pause(self, n_bytes: int) -> None:
         self._metrics.scrubbed.inc(n_bytes)
-        if self._ending.wait(n_bytes / RATE):
+        if self._ending.wait(max(n_bytes / RATE, REST)):
             raise Stopped("the server ends")
