@@ -96,7 +96,8 @@ def maps(folder: Path, epochs: int | None) -> dict[str, Any]:
         out = folder / f"ranks-{name}"
         if not (out / "result.json").exists():
             options = ["--epochs", epochs] if epochs else []
-            run(start, "hashlens", "train", "cifar10", "--bits", 32, "--out", out, *options)
+            new = ["cifar10", "--bits", 32, "--out", out, *options]
+            run(start, "hashlens", "train", *(["--resume", out] if out.exists() else new))
         result = json.loads((out / "result.json").read_text(encoding="utf-8"))
         found[name] = {key: result[key] for key in ("map", "epochs", "seconds")}
         found[name]["map_tie_aware"] = result["metrics"]["map_tie_aware"]

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from hashlens.addresses import Place
 from hashlens.errors import Damaged
 from hashlens.files import json_text, replacing, write_text
 from hashlens.schema import conform, optional, parse_json, whole
@@ -34,11 +35,11 @@ CHECKSUM = "checksum"
 BLANK = "0" * 32
 
 
-def damaged(path: Path, why: object, remedy: str) -> Damaged:
+def damaged(path: Place, why: object, remedy: str) -> Damaged:
     return Damaged(path, f"is damaged ({why}); {remedy}")
 
 
-def write_sealed(path: Path, value: dict[str, Any], copy: Path | None = None) -> None:
+def write_sealed(path: Place, value: dict[str, Any], copy: Path | None = None) -> None:
     """The copy is on disk first, so that a full disk cannot come between the two."""
     text = json_text(value | {CHECKSUM: _seal(value)})
     if copy is not None:
@@ -49,7 +50,7 @@ def write_sealed(path: Path, value: dict[str, Any], copy: Path | None = None) ->
     write_text(path, text)
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
+def read_sealed(path: Place) -> dict[str, Any]:
     """What `write_sealed` wrote; a ValueError if it has changed since.
 
     A file without a checksum is older than checksums; its reader knows by its format whether that may be.
@@ -83,8 +84,13 @@ def describe_file(path: Path) -> dict[str, Any]:
     return {"bytes": len(content), "xxh3": sum_of(block_sums(content))}
 
 
+def hash_of(content: bytes) -> int:
+    """XXH3 (64 bits), as a signed number: the same for the same content."""
+    return int.from_bytes(xxhash.xxh3_64_digest(content), "big", signed=True)
+
+
 def hash_of_file(path: Path | str) -> int:
-    """XXH3 (64 bits) of a file, as a signed number: the same for the same content."""
+    """`hash_of` the content of a file."""
     digest = xxhash.xxh3_64()
     with open(path, "rb") as file:  # noqa: PTH123 - most are small
         while chunk := file.read(READ):

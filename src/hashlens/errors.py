@@ -8,7 +8,7 @@ Exit codes: 2 wrong use, 3 a problem with the data, 4 model and data or files do
 import re
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
+from typing import Any
 
 
 class HashlensError(Exception):
@@ -46,7 +46,7 @@ class DataError(HashlensError, ValueError):
 class Damaged(DataError):
     """A file that is not what was written, or is gone."""
 
-    def __init__(self, path: Path, why: str):
+    def __init__(self, path: Any, why: str):  # a Path or an Address
         super().__init__(f"{path} {why}")
         self.path = path
 
@@ -103,6 +103,7 @@ EXTRAS = {  # and the modules that they install
     "milvus": ("pymilvus",),
     "pgvector": ("psycopg",),
     "ray": ("ray",),
+    "remote": ("fsspec", "s3fs", "aiohttp", "sshfs"),
 }
 
 

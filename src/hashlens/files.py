@@ -10,11 +10,13 @@ import secrets
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from hashlens.addresses import Address, Place
 from hashlens.errors import Busy, StorageError, UsageError
 
 LOCK = ".hashlens.lock"
@@ -66,6 +68,12 @@ def shown(path: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def why_not(error: OSError) -> str:
+    """Why a file cannot be read, in a few words; a store has no numbers of errors."""
+    kinds = {FileNotFoundError: "no such file", PermissionError: "permission denied"}
+    return error.strerror or kinds.get(type(error), type(error).__name__)
+
+
 def quoted(path: str | os.PathLike[str]) -> str:
     """A path quoted for the shell."""
     return shlex.quote(os.fspath(path))
@@ -91,8 +99,17 @@ def size_and_mtime(path: str) -> tuple[int, int]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`: renamed to it when the block succeeds, deleted when it fails."""
+def replacing(path: Place) -> Iterator[Path]:
+    """A temporary path beside `path`: renamed to it when the block succeeds, deleted when it fails.
+
+    What is written to an address is put there at once when the block succeeds.
+    """
+    if isinstance(path, Address):
+        with tempfile.TemporaryDirectory() as scratch:
+            written = Path(scratch) / "file"
+            yield written
+            path.write_bytes(written.read_bytes())
+        return
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -106,12 +123,12 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Place, text: str) -> None:
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def write_csv(path: Place, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
@@ -123,12 +140,12 @@ def json_text(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Place, value: Any) -> None:
     write_text(path, json_text(value))
 
 
 @contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
+def storage_errors(path: Place) -> Iterator[None]:
     """Turn a full disk, a missing permission or a wrong path into one sentence."""
     try:
         yield
@@ -151,10 +168,10 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise StorageError(f"cannot write {path}: {reasons[number]}") from error
 
 
-def require_own(folder: Path, signs: Sequence[str], what: str, option: str = "--out") -> None:
+def require_own(folder: Place, signs: Sequence[str], what: str, option: str = "--out") -> None:
     """Refuse a non-empty folder without `signs`, the files that show that we created it."""
     with storage_errors(folder):
-        names = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+        names = [] if isinstance(folder, Path) and not folder.exists() else sorted(one.name for one in folder.iterdir())
     others = [name for name in names if not name.startswith(".")]
     if others and not set(signs) <= set(names):
         raise UsageError(
@@ -173,8 +190,10 @@ def require_kind(path: Path, begins: bytes, what: str) -> None:
         raise UsageError(f"{path} exists and is not a {what}; choose another name")
 
 
-def require_room(folder: Path, n_bytes: int, what: str) -> None:
+def require_room(folder: Place, n_bytes: int, what: str) -> None:
     """Refuse before the work starts if the disk of `folder` has less than `n_bytes` free."""
+    if isinstance(folder, Address):  # a store does not say
+        return
     if (free := free_bytes(folder)) < n_bytes:
         cached = folder.absolute().is_relative_to(cache_dir().absolute())
         other = "set HASHLENS_CACHE to a folder on another disk" if cached else "choose a folder on another disk"
@@ -191,13 +210,18 @@ def free_bytes(folder: Path) -> int:
 
 
 @contextmanager
-def alone_in(folder: Path, lock_name: str = LOCK, wait: float = 0) -> Iterator[None]:
+def alone_in(folder: Place, lock_name: str = LOCK, wait: float = 0) -> Iterator[None]:
     """Within, no other process writes to `folder`; the lock of a process that was killed is released.
 
-    Another process is waited for at most `wait` seconds.
+    Another process is waited for at most `wait` seconds. At an address, processes of other machines are not seen.
     """
     from filelock import FileLock, Timeout
 
+    if isinstance(folder, Address):
+        name = hashlib.sha256(str(folder).encode()).hexdigest()[:32]
+        with alone_in(cache_dir() / "locks", f"{name}.lock", wait):
+            yield
+        return
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     with storage_errors(folder):
         before = [] if created else os.listdir(folder)  # noqa: PTH208 - names alone
@@ -220,9 +244,9 @@ def alone_in(folder: Path, lock_name: str = LOCK, wait: float = 0) -> Iterator[N
         raise
 
 
-def sync(folder: Path) -> None:
+def sync(folder: Place) -> None:
     """Flush the folder itself, so that new file names survive a power failure."""
-    if sys.platform != "win32":
+    if isinstance(folder, Path) and sys.platform != "win32":
         handle = os.open(folder, os.O_RDONLY)
         try:
             with suppress(OSError):  # not supported by every file system

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from hashlens.addresses import place
 from hashlens.cli.options import (
     COLUMNS,
     FROM_FILE,
@@ -18,14 +19,15 @@ from hashlens.cli.options import (
     open_source_of,
     show,
 )
-from hashlens.data.sources import SOURCES
+from hashlens.data.sources import AT_ADDRESSES, SOURCES
 from hashlens.errors import UsageError
 from hashlens.files import quoted
 from hashlens.progress import Progress, counted
 
 app = typer.Typer()
 data_app = typer.Typer(
-    help=f"Look at data before training.\n\nA source is {', '.join(SOURCES.values())}.", no_args_is_help=True
+    help=f"Look at data before training.\n\nA source is {', '.join(SOURCES.values())}; {AT_ADDRESSES}.",
+    no_args_is_help=True,
 )
 app.add_typer(data_app, name="data")
 NPY = b"\x93NUMPY"  # the first bytes of an array file
@@ -37,7 +39,7 @@ def encode(
     model: Annotated[Path, Option(help="Folder of a run, of its model, or of an exported model; or general.")] = Path(
         "general"
     ),
-    out: Annotated[Path, Option(help="Folder for the codes.")] = Path("codes"),
+    out: Annotated[str, Option(help="Folder for the codes; may be an address such as s3://bucket/codes.")] = "codes",
     part: Annotated[str, Option(help="3/16: only every 16th shard, from the 3rd, in OUT/part-3-of-16.")] = "1/1",
     shard_size: Annotated[int, Option(min=1, help="Images per shard; a shard is written as a whole.")] = 65_536,
     on: Annotated[str, Option(help="local, or ray: on a Ray cluster (or all cores, without one).")] = "local",
@@ -57,7 +59,7 @@ def encode(
         result = encode_source(
             encoder,
             source,
-            out,
+            place(out),
             Progress(quiet),
             columns=chosen_columns(columns),
             shard_size=shard_size,
@@ -65,7 +67,7 @@ def encode(
             stop=stop,
             ray_model=model if on == "ray" else None,
         )
-    unread, skipped = counted(result["n_skipped"], "image"), Path(result["out"]) / "skipped.csv"
+    unread, skipped = counted(result["n_skipped"], "image"), place(result["out"]) / "skipped.csv"
     show(
         result,
         as_json,

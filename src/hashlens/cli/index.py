@@ -24,7 +24,7 @@ index_app = typer.Typer(help="Build and maintain an index.", no_args_is_help=Tru
 app.add_typer(index_app, name="index")
 
 INDEX = Annotated[Path, Argument(help="Folder of the index.")]
-CODES = Annotated[list[Path], Argument(help="Folders of codes, made by hashlens encode, or of runs.")]
+CODES = Annotated[list[str], Argument(help="Folders of codes, made by hashlens encode, or of runs; or addresses.")]
 
 
 @index_app.command()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from hashlens.data.sources import SOURCES, Columns
+from hashlens.data.sources import AT_ADDRESSES, SOURCES, Columns
 from hashlens.errors import UsageError
 from hashlens.files import expanded
 from hashlens.progress import Progress
@@ -27,7 +27,7 @@ JSON = Annotated[bool, Option("--json", help="Print the result as one JSON objec
 QUIET = Annotated[bool, Option("--quiet", "-q", help="No progress on standard error.")]
 BITS = Annotated[int, Option(help="Code length in bits.")]
 SEED = Annotated[int, Option(min=0, help="Seed for the split, initial weights and batch order.")]
-SOURCE = Annotated[str, Argument(help=f"Images: {', '.join(SOURCES.values())}.")]
+SOURCE = Annotated[str, Argument(help=f"Images: {', '.join(SOURCES.values())}; {AT_ADDRESSES}.")]
 PROTOCOL = Annotated[
     str | None,
     Option(

@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image
 
-from hashlens.checksums import hash_of_file
+from hashlens import addresses
+from hashlens.addresses import Address, Place, is_address
+from hashlens.checksums import hash_of, hash_of_file
 from hashlens.codes import MANIFEST, Codes
 from hashlens.codes.encoder import Encoder
 from hashlens.codes.folder import SHARD_SIZE, STAMPS, CodesFolder, content_hash
 from hashlens.data import Columns
-from hashlens.data.images import MAX_BYTES, FileImages, Images, UnreadableImage
+from hashlens.data.images import FORBIDDEN, MAX_BYTES, FileImages, Images, UnreadableImage
 from hashlens.data.sources import Source, open_source
 from hashlens.errors import DataError, Stopped, StorageError, UsageError, require
 from hashlens.files import alone_in, require_room, size_and_mtime
@@ -40,7 +42,7 @@ RAY_BATCH = 2_048  # images that an actor takes at once: a minute of work
 def encode_source(
     encoder: Encoder,
     source: str | Sequence[str],
-    out: Path,
+    out: Place,
     progress: Progress,
     *,
     columns: Columns | None = None,
@@ -61,6 +63,8 @@ def encode_source(
     """
     if ray_model is not None:
         require("ray", why="encoding on a cluster")
+    if isinstance(out, Address):
+        out.require_writable()
     out = _part_folder(out, part)
     opened = open_source(source, labels="optional", columns=columns, progress=progress.say)
     if ray_model is not None and not isinstance(opened.images, FileImages):
@@ -90,10 +94,12 @@ def encode_source(
                 f" {folder.path / 'skipped.csv'}"
             )
         folder.finish()
+    if addresses.tried_again:
+        progress.say(f"note: requests that were tried again: {addresses.tried_again:,}")
     return {"n": len(folder), "n_bits": folder.n_bits, "n_skipped": len(skipped), "out": str(folder.path)}
 
 
-def _part_folder(out: Path, part: tuple[int, int]) -> Path:
+def _part_folder(out: Place, part: tuple[int, int]) -> Place:
     i, n_parts = part
     if not 1 <= i <= n_parts:
         raise UsageError(f"part {i} of {n_parts} does not exist; parts are numbered from 1")
@@ -113,7 +119,7 @@ def parse_part(text: str) -> tuple[int, int]:
 
 
 def _begin(
-    opened: Source, out: Path, progress: Progress, encoder: Encoder, shard_size: int, part: tuple[int, int]
+    opened: Source, out: Place, progress: Progress, encoder: Encoder, shard_size: int, part: tuple[int, int]
 ) -> CodesFolder:
     """The folder, new or with its shards verified, and its list with the images of the source."""
     if shard_size < 1:
@@ -221,16 +227,27 @@ class ListedImages(Images):
     def read(self, rows: Any, size: int) -> np.ndarray:
         return self._images.read(rows, size) if self._images.in_memory else super().read(rows, size)
 
+    def ahead(self, rows: np.ndarray) -> AbstractContextManager[None]:
+        return self._images.ahead(rows)
+
     def image(self, row: int, at_least: int | None = None) -> Image.Image:
+        name = self.names[row]
         try:
             if self.on_disk:
-                self.stamps[row] = stamps_of(self.names[row])
+                self.stamps[row] = self._stamps_in_store(row) if is_address(name) else stamps_of(name)
             return self._images.image(row, at_least)
+        except PermissionError:
+            self.failed[row] = FORBIDDEN
         except OSError:
             self.failed[row] = "gone"  # it was there when the list was made
         except UnreadableImage as error:
             self.failed[row] = "gone" if error.reason == "no such file" else error.reason
         return Image.new("RGB", (1, 1))
+
+    def _stamps_in_store(self, row: int) -> tuple[int, int, int]:
+        """Without a time: asking for it would take as long as the image."""
+        content = self._images.data(row)
+        return len(content), 0, hash_of(content)
 
 
 def _watch(

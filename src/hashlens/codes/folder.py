@@ -36,11 +36,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hashlens.addresses import Place, is_address, place
 from hashlens.checksums import damaged, read_sealed, write_sealed
 from hashlens.codes import MANIFEST, RUN_CODES, Codes
 from hashlens.codes.model import MODEL, ModelFolder
-from hashlens.errors import DataError, HashlensError, MismatchError, StorageError, UsageError
-from hashlens.files import replacing, require_own, storage_errors, sync, write_csv
+from hashlens.errors import DataError, DownloadError, HashlensError, MismatchError, StorageError, UsageError
+from hashlens.files import replacing, require_own, storage_errors, sync, why_not, write_csv
 from hashlens.machine import blocks
 from hashlens.schema import SHA256, TEXT, conform, load_array, load_table, optional, whole
 
@@ -83,7 +84,7 @@ Skipped = Iterable[tuple[str, str]]  # path and reason
 class Shard:
     """The codes of a range of rows of the list, without those that could not be read."""
 
-    folder: Path
+    folder: Place
     n_bits: int
     second_bits: int  # 0 without second codes
     start: int
@@ -98,7 +99,7 @@ class Shard:
         return f"shard-{self.start:09d}"
 
     @property
-    def files(self) -> dict[Path, str]:
+    def files(self) -> dict[Place, str]:
         """Its files and their checksums: codes, items and, where there are some, second codes."""
         kinds = {"codes.npy": self.codes_sha256, "items.parquet": self.items_sha256}
         if self.second_bits:
@@ -124,12 +125,12 @@ class Shard:
             raise damaged(self.folder / self.name, " ".join(str(error).split())[:200], AGAIN) from error
         return codes, items
 
-    def _content(self, path: Path) -> bytes:
+    def _content(self, path: Place) -> bytes:
         """The bytes of one of its files, which are those that were written."""
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise damaged(path, f"it cannot be read: {error.strerror}", AGAIN) from error
+            raise damaged(path, f"it cannot be read: {why_not(error)}", AGAIN) from error
         if hashlib.sha256(content).hexdigest() != self.files[path]:
             raise damaged(path, "it has changed since it was written", AGAIN)
         return content
@@ -152,7 +153,7 @@ class CodesFolder:
     ...     print(len(codes), items["path"][0])
     """
 
-    def __init__(self, path: Path, manifest: dict[str, Any]):
+    def __init__(self, path: Place, manifest: dict[str, Any]):
         self.path = path
         self.n_bits: int = manifest["n_bits"]
         self.second_bits: int = manifest.get("second_bits", 0)
@@ -166,14 +167,15 @@ class CodesFolder:
         self._listed: pa.Table | None = None
 
     @staticmethod
-    def at(path: Path | str) -> Path | None:
+    def at(path: Place | str) -> Place | None:
         """Where the codes of a codes folder or a run are."""
-        return next((place for place in (Path(path), Path(path) / RUN_CODES) if (place / MANIFEST).is_file()), None)
+        folder = place(path)
+        return next((one for one in (folder, folder / RUN_CODES) if (one / MANIFEST).is_file()), None)
 
     @classmethod
-    def open(cls, path: Path | str) -> CodesFolder:
+    def open(cls, path: Place | str) -> CodesFolder:
         """The codes in a folder, or those of a run, to read from."""
-        path = cls.at(path) or Path(path)
+        path = cls.at(path) or place(path)
         file = path / MANIFEST
         try:
             return cls(path, _read_manifest(file))
@@ -189,7 +191,7 @@ class CodesFolder:
     @classmethod
     def create(
         cls,
-        path: Path | str,
+        path: Place | str,
         *,
         n_bits: int,
         second_bits: int = 0,
@@ -199,7 +201,7 @@ class CodesFolder:
         part: tuple[int, int] = (1, 1),
     ) -> CodesFolder:
         """A folder to write to: a new one, or one that was begun with the same model, bits, source and part."""
-        path = Path(path)
+        path = place(path)
         if (path / MANIFEST).exists():
             folder = cls.open(path)
             ModelFolder.require_same(folder.model, model, path)
@@ -235,8 +237,8 @@ class CodesFolder:
     def skipped(self) -> list[tuple[str, str]]:
         """Images that have no code, each with its reason, sorted."""
         try:
-            with (self.path / SKIPPED).open(encoding="utf-8", errors="replace", newline="") as file:
-                return [(row[0], row[1]) for row in list(csv.reader(file))[1:] if len(row) == 2]
+            text = (self.path / SKIPPED).read_bytes().decode("utf-8", "replace")
+            return [(row[0], row[1]) for row in list(csv.reader(io.StringIO(text, newline="")))[1:] if len(row) == 2]
         except FileNotFoundError:
             return []
         except (OSError, csv.Error) as error:
@@ -368,7 +370,7 @@ class CodesFolder:
                     entry.unlink(missing_ok=True)
 
 
-def _read_manifest(file: Path) -> dict[str, Any]:
+def _read_manifest(file: Place) -> dict[str, Any]:
     manifest = read_sealed(file)
     if manifest.get("format") == BEFORE:  # all that is new is the checksums of the manifest and of the list
         content = (file.parent / LIST).read_bytes() if (file.parent / LIST).exists() else b""
@@ -403,13 +405,13 @@ def write_codes(path: Path, codes: Codes, items: pa.Table, model: dict[str, str]
     folder.finish()
 
 
-def open_together(paths: Sequence[Path | str]) -> list[CodesFolder]:
+def open_together(paths: Sequence[Place | str]) -> list[CodesFolder]:
     """Finished codes folders of one model, to be read together; a folder of parts (part-1-of-3, …) means all."""
     if not paths:
         raise UsageError("no codes folder given; name at least one")
     opened = []
-    for path in map(Path, paths):
-        parts = [] if CodesFolder.at(path) else path.glob("part-*-of-*")
+    for path in map(place, paths):
+        parts: list[Any] = [] if CodesFolder.at(path) else list(path.glob("part-*-of-*"))
         found = [CodesFolder.open(part) for part in parts] or [CodesFolder.open(path)]
         opened += sorted(found, key=lambda folder: folder.part)
     for folder in opened:
@@ -472,14 +474,14 @@ def _npy(codes: Codes) -> bytes:
     return file.getvalue()
 
 
-def _write(path: Path, content: bytes) -> str:
+def _write(path: Place, content: bytes) -> str:
     """Write a file atomically; returns its checksum."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
     return hashlib.sha256(content).hexdigest()
 
 
-def _require_same_places(listed: pa.Table, given: pa.Table, where: Path) -> None:
+def _require_same_places(listed: pa.Table, given: pa.Table, where: Place) -> None:
     """Refuse a tar file that has been rewritten: its images may no longer be at the recorded offsets."""
     if "offset" not in listed.column_names or "offset" not in given.column_names:
         return
@@ -492,8 +494,9 @@ def _require_same_places(listed: pa.Table, given: pa.Table, where: Path) -> None
 
 def _changed_at(path: str) -> int:
     try:
-        return Path(path).stat().st_ctime_ns
-    except (OSError, ValueError):
+        rounded = 10**9 if is_address(path) else 0  # a store may leave out what is below a second
+        return place(path).stat().st_ctime_ns + rounded
+    except (OSError, ValueError, DownloadError):
         return 0
 
 

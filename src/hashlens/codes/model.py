@@ -149,7 +149,7 @@ class ModelFolder:
         return ModelFolder.find(model, near)
 
     @staticmethod
-    def require_same(ours: dict[str, str], given: dict[str, str], where: Path | str) -> None:
+    def require_same(ours: dict[str, str], given: dict[str, str], where: object) -> None:
         """Refuse a model other than the one that made the codes or the index in `where`.
 
         Where both are known, the codes of a few fixed images are compared too: a model that was exported names the

@@ -12,7 +12,8 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -25,10 +26,11 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 # registered by being imported; else Pillow imports the decoders of all formats to look for these
 from PIL import BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin  # isort: skip # noqa: F401
 
+from hashlens.addresses import Address, Place, ahead, below, place
 from hashlens.data.formats import HAS_HEIC, HEIC, NEEDS_HEIC, decoders
 from hashlens.data.headers import Costly, require_cheap, too_many_pixels
 from hashlens.data.resize import crop
-from hashlens.errors import DataError, UsageError
+from hashlens.errors import DataError, DownloadError, StorageError, UsageError
 from hashlens.machine import in_threads, shares
 from hashlens.progress import counted
 
@@ -85,7 +87,9 @@ class Images:
             file = self.open(row)
             return decode(file, at_least)[0]
         except Exception as error:  # a damaged file makes Pillow raise nearly anything
-            raise UnreadableImage(getattr(self, "root", Path()) / self.names[row], reason(file, error)) from error
+            if isinstance(error, DownloadError | StorageError):  # the store fails, not this image
+                raise
+            raise UnreadableImage(below(getattr(self, "root", Path()), self.names[row]), reason(file, error)) from error
 
     def __getitem__(self, rows: Any) -> Images:
         """The images at `rows` (indices, slice or mask), without copying or decoding them."""
@@ -127,8 +131,13 @@ class Images:
             for i in range(part.start, part.stop):
                 batch[i] = crop(self.image(int(rows[i])), size)  # decoded in full: codes depend on all pixels
 
-        in_threads(fill, shares(len(rows)))  # Pillow decodes and resizes without the GIL
+        with self.ahead(rows):
+            in_threads(fill, shares(len(rows)))  # Pillow decodes and resizes without the GIL
         return batch
+
+    def ahead(self, rows: np.ndarray) -> AbstractContextManager[None]:
+        """Within, images that are in a store are on their way."""
+        return nullcontext()
 
     def thumbnail(self, row: int, size: int = 96) -> Image.Image:
         """The whole image, shrunk (never enlarged) to fit a square of `size`."""
@@ -209,7 +218,7 @@ class ArrayImages(Images):
 class Names(Sequence[str]):
     """A column of paths as names below a folder, made on demand: a list of ten million would take gigabytes."""
 
-    def __init__(self, paths: pa.ChunkedArray, root: Path):
+    def __init__(self, paths: pa.ChunkedArray, root: Place):
         self._paths, self._root = paths, root
         self._prefix = f"{root.as_posix()}/".replace("//", "/")
 
@@ -224,23 +233,24 @@ class Names(Sequence[str]):
 
 
 class FileImages(Images):
-    """Image files, or members of tar files, named by their paths below a folder.
+    """Image files, or members of tar files, named by their paths below a folder, or by their addresses.
 
     `places` has the offset and the number of bytes of each member of a tar file, (n, 2).
     """
 
     def __init__(
         self,
-        root: str | os.PathLike[str],
+        root: str | os.PathLike[str] | Address,
         paths: Names | Iterable[str | os.PathLike[str]],
         places: np.ndarray | None = None,
     ):
-        self.root = Path(root)
-        self.names = paths if isinstance(paths, Names) else tuple(Path(path).as_posix() for path in paths)
+        self.root = place(root)
+        self.names = paths if isinstance(paths, Names) else tuple(place(path).as_posix() for path in paths)
         self._places = places
+        self._coming: dict[int, Future[bytes]] = {}  # contents of rows that are read from a store
 
     @classmethod
-    def of(cls, table: pa.Table, root: Path = Path("/")) -> FileImages:
+    def of(cls, table: pa.Table, root: Place = Path("/")) -> FileImages:
         """The files of a source's table."""
         inside = "offset" in table.column_names
         places = np.stack([table["offset"].to_numpy(), table["size"].to_numpy()], 1) if inside else None
@@ -255,25 +265,45 @@ class FileImages(Images):
         return self  # it knows no other files
 
     def paths(self) -> list[str]:
-        return [(self.root / name).absolute().as_posix() for name in self.names]
+        return [below(self.root, name).absolute().as_posix() for name in self.names]
 
-    def file(self, row: int) -> Path:
+    def file(self, row: int) -> Place:
         """The image file, or the tar file that contains it."""
         name = self.names[row]
-        return self.root / (name if self._places is None else tar_of(name))
+        return below(self.root, name if self._places is None else tar_of(name))
 
     def open(self, row: int) -> Path | io.BytesIO:
-        if self._places is None:
-            return self.file(row)
-        offset, n_bytes = self._places[row].tolist()
+        file, (offset, n_bytes) = self.file(row), self._place(row)
         if n_bytes > MAX_BYTES:
             raise OSError(f"{n_bytes / 1e6:,.0f} MB, limit {MAX_BYTES / 1e6:,.0f}")
-        with self.file(row).open("rb") as file:
-            file.seek(offset)
-            content = file.read(n_bytes)
+        if coming := self._coming.get(row):
+            content = coming.result()
+        elif self._places is not None:
+            content = _part(file, offset, n_bytes)
+        elif isinstance(file, Path):
+            return file
+        else:
+            content = file.read_bytes(MAX_BYTES)
         if len(content) < n_bytes:
             raise EOFError
         return io.BytesIO(content)
+
+    def _place(self, row: int) -> tuple[int, int]:
+        """Offset and number of bytes in a tar file."""
+        return (0, 0) if self._places is None else tuple(self._places[row].tolist())
+
+    @contextmanager
+    def ahead(self, rows: np.ndarray) -> Iterator[None]:
+        files = [(row, self.file(row), self._place(row)) for row in rows.tolist()]
+        wanted = [(row, file, *at) for row, file, at in files if isinstance(file, Address) and at[1] <= MAX_BYTES]
+        coming = ahead(wanted, MAX_BYTES)
+        self._coming |= coming
+        try:
+            yield
+        finally:
+            for row, future in coming.items():
+                self._coming.pop(row, None)
+                future.cancel()
 
     def marks(self) -> list[str]:
         """What changes with a file: size and times, and the place in a tar file."""
@@ -292,15 +322,22 @@ class FileImages(Images):
         digest = hashlib.sha256(b"files")
         for row, name in enumerate(self.names):
             try:
-                with self.file(row).open("rb") as file:
-                    status = os.fstat(file.fileno())
-                    start, n_bytes = (0, status.st_size) if self._places is None else self._places[row].tolist()
-                    file.seek(start + n_bytes // 2)
-                    sample = file.read(64)
+                status = self.file(row).stat()
+                start, n_bytes = (0, status.st_size) if self._places is None else self._place(row)
+                sample = _part(self.file(row), start + n_bytes // 2, 64)
             except OSError as error:
                 raise DataError(f"cannot read the image {self.root / name} ({error.strerror}); restore it") from error
             digest.update(os.fsencode(name) + f"\0{n_bytes}\0{status.st_mtime_ns}\n".encode() + sample)
         return digest.hexdigest()
+
+
+def _part(file: Place, start: int, n_bytes: int) -> bytes:
+    """Bytes from the middle of a file; fewer where it ends."""
+    if isinstance(file, Address):
+        return file.part(start, n_bytes)
+    with file.open("rb") as opened:
+        opened.seek(start)
+        return opened.read(n_bytes)
 
 
 def tar_of(path: str) -> str:
@@ -426,9 +463,10 @@ def _opened(content: bytes, max_pixels: int) -> Image.Image:
 
 def _content(file: Path | io.BytesIO) -> bytes:
     if isinstance(file, io.BytesIO):
-        return file.getvalue()
-    with file.open("rb") as opened:
-        content = opened.read(MAX_BYTES + 1)
+        content = file.getvalue()
+    else:
+        with file.open("rb") as opened:
+            content = opened.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise Costly(f"more than {MAX_BYTES / 1e6:,.0f} MB")
     return content

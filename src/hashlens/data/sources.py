@@ -23,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hashlens.addresses import Address, Place, below, place
 from hashlens.errors import DataError, StorageError, UsageError
 from hashlens.files import cache_dir, expanded, is_utf8, shown, write_text
 from hashlens.progress import counted
@@ -49,6 +50,9 @@ SOURCES = {
     "pattern": 'a pattern ("photos/**/*.jpg") or one image',
 }
 
+AT_ADDRESSES = "folders, tar files, tables, lists and patterns also at s3://, gs://, hdfs://, https:// or sftp://"
+# kinds that an address can be of; which one is decided by its name, because asking a web server would read all of it
+ADDRESSED = ("tar", "table", "list", "pattern", "folder")
 NO_LABEL = "no label"  # why an image is skipped
 Progress = Callable[[str], object]  # called with one line of text, like print
 
@@ -68,19 +72,25 @@ class Asked:
     """What `Kind.open` is given."""
 
     text: str
-    path: Path
+    place: Place
     labelled: bool
     columns: Columns
     from_file: str | os.PathLike[str] | None
     quirk: str | None
     say: Progress
 
+    @property
+    def path(self) -> Path:
+        """For kinds that are files of this machine."""
+        assert isinstance(self.place, Path)
+        return self.place
+
 
 @dataclass(frozen=True)
 class Kind:
     """What each module of data/kinds exports as KIND."""
 
-    matches: Callable[[str, Path], bool]
+    matches: Callable[[str, Any], bool]  # the text, and the Path or Address that it names
     open: Callable[[Asked], Source]
     labelling: str = ""  # how to give labels to images of this kind
     protocol: str = "split"  # its usual split
@@ -193,7 +203,7 @@ class Source:
     def skipped_paths(self) -> list[tuple[str, str]]:
         """`skipped` with absolute paths."""
         root = getattr(self.images, "root", None)
-        return [((root / name).as_posix() if root else name, why) for name, why in self.skipped]
+        return [(below(root, name).as_posix() if root else name, why) for name, why in self.skipped]
 
     def without(self, reasons: dict[int, str]) -> Source:
         """All rows but these, which are added to `skipped`."""
@@ -236,12 +246,17 @@ def open_source(
     if not text.strip():  # an unset variable of a script; as a path it would mean the current folder
         raise UsageError("the source is empty; name one, or give . for the current folder")
     typed = text if isinstance(source, str) else f"./{text}"  # a Path is a file or folder even if it is called cifar10
-    asked = Asked(typed, expanded(source), labelled, columns or Columns(), from_file, quirk, say)
+    where = place(source)
+    where = expanded(where) if isinstance(where, Path) else where
+    asked = Asked(typed, where, labelled, columns or Columns(), from_file, quirk, say)
     try:
-        name = next((name for name in SOURCES if kind_named(name).matches(typed, asked.path)), None)
+        kinds = SOURCES if isinstance(where, Path) else ADDRESSED
+        name = next((name for name in kinds if kind_named(name).matches(typed, where)), None)
     except PermissionError as error:  # of a file that a kind looks for in there
         raise DataError(f"{text} cannot be read (permission denied); check the permissions of the folder") from error
-    if name is None or not (kind_named(name).named or asked.path.exists() or re.search(r"[*?[{]|^-$", text)):
+    if name is None or not (
+        isinstance(where, Address) or kind_named(name).named or where.exists() or re.search(r"[*?[{]|^-$", text)
+    ):
         raise DataError(
             f"{text} not found; {_like(asked.path) or 'check the path'} (all sources: hashlens data --help)"
         )
@@ -274,7 +289,8 @@ def absolute(source: str | os.PathLike[str]) -> str:
     """The name of the same source from any folder."""
     if source == "-" or (isinstance(source, str) and source in SOURCES and kind_named(source).named):
         return str(source)
-    return expanded(source).absolute().as_posix()
+    where = place(source)
+    return (expanded(where).absolute() if isinstance(where, Path) else where).as_posix()
 
 
 def _finish(source: Source, kind: str, labelled: bool) -> Source:
@@ -327,7 +343,7 @@ def make_table(
 
 def source_of_files(
     name: str,
-    root: Path,
+    root: Place,
     names: Sequence[str],
     labels: Sequence[Sequence[str]] | None = None,
     split: Sequence[str] | None = None,
@@ -337,7 +353,7 @@ def source_of_files(
     classes: tuple[str, ...] | None = None,
     **facts: Any,
 ) -> Source:
-    """A source of files below `root`; names that are not UTF-8 are skipped because no table can hold them."""
+    """A source of files below `root`, or at addresses; names that are not UTF-8 are skipped: no table can hold them."""
     from hashlens.data.images import FileImages
 
     root = root.absolute()
@@ -350,7 +366,7 @@ def source_of_files(
         names, labels = [names[row] for row in good], labels and [labels[row] for row in good]
         split = split and [split[row] for row in good]
         facts = {fact: values[good] for fact, values in facts.items()}
-    table = make_table([(root / path).as_posix() for path in names], labels, split, **facts)
+    table = make_table([below(root, path).as_posix() for path in names], labels, split, **facts)
     images, multi = FileImages.of(table, root), any(len(some) > 1 for some in labels or ())
     return Source(name, images, None, skipped, notes, table=table, classes=classes, multi=multi or bool(classes))
 

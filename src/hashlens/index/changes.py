@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from hashlens.addresses import is_address
 from hashlens.checksums import hash_of_file
 from hashlens.codes.encoder import Encoder
 from hashlens.data.images import FileImages
 from hashlens.data.sources import Source
+from hashlens.errors import UsageError
 from hashlens.files import size_and_mtime
 from hashlens.index.folder import IndexFolder
 from hashlens.machine import blocks
@@ -85,6 +87,11 @@ def marks_of(source: Source) -> dict[str, Mark]:
     """Size, mtime and labels of each image now; a file that cannot be found has size and mtime 0."""
     table = source.table
     paths = table["path"].to_pylist()
+    if any(map(is_address, paths[:1])):
+        raise UsageError(
+            f"{source.address} is at an address, whose images are not compared with those of an index; encode it again,"
+            " which encodes what is new, and give its codes to: hashlens index add"
+        )
     if isinstance(source.images, FileImages) and "offset" not in table.column_names:
         stamps: Iterable[tuple[Any, Any]] = map(size_and_mtime, paths)
     else:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from hashlens.addresses import is_address
 from hashlens.codes import Codes
 from hashlens.data.formats import EXTENSIONS, READABLE
 from hashlens.data.images import (
@@ -114,7 +115,11 @@ def queries(text: str, say: Callable[[str], object] = print) -> Iterator[tuple[s
     elif is_code(text):
         yield text, text
         return
-    elif text.lower().endswith(EXTENSIONS) and not glob.has_magic(text) and not os.path.isdir(expanded(text)):  # noqa: PTH112
+    elif (
+        text.lower().endswith(EXTENSIONS)
+        and not (glob.has_magic(text) or is_address(text))
+        and not os.path.isdir(expanded(text))  # noqa: PTH112
+    ):
         path = expanded(text).absolute()
         if not os.path.exists(path):  # noqa: PTH110
             raise DataError(f"image {text} not found; check the path")
@@ -124,7 +129,7 @@ def queries(text: str, say: Callable[[str], object] = print) -> Iterator[tuple[s
     for skipped, why in source.skipped:
         say(f"skipped: {skipped}: {why}")
     for row, name in enumerate(source.table["path"].to_pylist()):
-        if isinstance(source.images, FileImages) and INSIDE not in name:
+        if isinstance(source.images, FileImages) and not (INSIDE in name or is_address(name)):
             yield name, Path(name)
         else:
             yield name, _as_stored(source.images, row)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
 
+from hashlens.addresses import Address, Place, is_address, place, readable_name
 from hashlens.data.formats import EXTENSIONS, HEIC, NEEDS_HEIC, RAW, VIDEOS, is_ignored
 from hashlens.data.sources import Asked, Kind, Source, source_of_files
 from hashlens.errors import DataError
@@ -38,18 +39,19 @@ class Found:
 
 
 def _open(asked: Asked) -> Source:
-    found = find_images(asked.path)
+    root = asked.place
+    found = find_images(root)
     if found.closed and asked.labelled:
         folder, why = found.closed[0]
-        raise DataError(f"{why} to read the folder {asked.path / folder}; allow it or move the folder")
+        raise DataError(f"{why} to read the folder {root / folder}; allow it or move the folder")
     names = found.images
-    labels, notes = [class_of(name) for name in names], found.notes()
-    if asked.labelled and (classes := {name for found in labels for name in found}):
-        folders = sorted(entry.name for entry in asked.path.iterdir() if entry.is_dir() and not is_ignored(entry.name))
+    labels, notes = [class_of(readable_name(name, root)) for name in names], found.notes()
+    if isinstance(root, Path) and asked.labelled and (classes := {name for found in labels for name in found}):
+        folders = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not is_ignored(entry.name))
         notes += [f"class {name!r} has no image and is left out" for name in folders if name not in classes]
     skipped = [(folder, f"folder cannot be read ({why})") for folder, why in found.closed]
-    name = asked.path.resolve().name or str(asked.path)
-    return source_of_files(name, asked.path, names, labels, notes=notes, skipped=skipped)
+    name = root.resolve().name or str(root)
+    return source_of_files(name, root, names, labels, notes=notes, skipped=skipped)
 
 
 def class_of(name: str) -> list[str]:
@@ -60,18 +62,20 @@ def class_of(name: str) -> list[str]:
     return [name.split("/", 1)[0]] if "/" in name else []
 
 
-def locate(root: Path, listed: Iterable[str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
+def locate(root: Place, listed: Iterable[str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Where listed files are: {listed: path below root} and [(listed, why it is missing)].
 
     A file that differs only in letter case is used if it is the only one: many tables come from systems that ignore
     letter case.
     """
+    if isinstance(root, Address):  # one that is missing is found when it is read: asking takes as long
+        return {path: path for path in listed}, []
     found: dict[str, str] = {}
     missing: list[tuple[str, str]] = []
     names_in = cache(_names_in)
     for path in dict.fromkeys(listed):
         # os.path.isfile: False, not an error, for names that are too long and folders without permission
-        alike = [path] if os.path.isfile(root / path) else _spellings(root, path, names_in)  # noqa: PTH113
+        alike = [path] if is_address(path) or os.path.isfile(root / path) else _spellings(root, path, names_in)  # noqa: PTH113
         if len(alike) == 1:
             found[path] = alike[0]
         else:
@@ -106,10 +110,10 @@ def respelled(found: dict[str, str], where: str) -> list[str]:
     ]
 
 
-def find_images(root: str | os.PathLike[str]) -> Found:
+def find_images(root: str | os.PathLike[str] | Address) -> Found:
     """The image files below `root`, as sorted relative paths, and what else is there; an error if it has none."""
-    root = Path(root)
-    found = _walk(root)
+    root = place(root)
+    found = _walk(root) if isinstance(root, Path) else _sorted_out(root.names())
     if not found.images:
         extensions = [f"{extension or 'no extension'} × {count:,}" for extension, count in found.others.most_common(5)]
         closed = [f"{folder}: {why}" for folder, why in found.closed[:1]]
@@ -180,6 +184,19 @@ def _beside(path: Path, extensions: Iterable[str]) -> list[Path]:
     return list(found.values())
 
 
+def _sorted_out(names: Iterable[str]) -> Found:
+    """Objects of a store, by name."""
+    found = Found()
+    for name in names:
+        extension = PurePosixPath(name).suffix.lower()
+        if not any(map(is_ignored, name.split("/"))):
+            if extension in EXTENSIONS:
+                found.images.append(name)
+            else:
+                found.others[extension] += 1
+    return found
+
+
 def _what(entry: os.DirEntry[str]) -> str:
     """A folder, a file, nothing (a broken link, which is reported as unreadable later), or other, such as a pipe."""
     try:
@@ -191,7 +208,7 @@ def _what(entry: os.DirEntry[str]) -> str:
 
 
 KIND = Kind(
-    matches=lambda text, path: path.is_dir(),
+    matches=lambda text, path: isinstance(path, Address) or path.is_dir(),
     open=_open,
     labelling="put each class in a folder of its own, as cats/1.jpg and dogs/2.jpg",
 )

@@ -1,4 +1,7 @@
-"""Paths, one per line: a file (.txt) or standard input (-); sorted, each once, relative to the current folder."""
+"""Paths, one per line: a file (.txt) or standard input (-); sorted, each once.
+
+They are relative to the current folder, or to the folder of a list that is at an address; or addresses themselves.
+"""
 
 import codecs
 import glob
@@ -7,18 +10,19 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from hashlens.addresses import Address, is_address
 from hashlens.data.sources import Asked, Kind, Source, source_of_files
 from hashlens.errors import DataError
-from hashlens.files import shown
+from hashlens.files import shown, why_not
 
 
 def _open(asked: Asked) -> Source:
     if asked.text == "-":
         return open_paths(lines_of(sys.stdin.buffer.read()), asked, "standard input")
     try:
-        return open_paths(lines_of(asked.path.read_bytes()), asked, asked.path.stem)
+        return open_paths(lines_of(asked.place.read_bytes()), asked, asked.place.stem)
     except OSError as error:
-        raise DataError(f"cannot read the list {asked.path} ({error.strerror}); check the path") from error
+        raise DataError(f"cannot read the list {asked.place} ({why_not(error)}); check the path") from error
 
 
 def lines_of(content: bytes) -> list[str]:
@@ -33,8 +37,10 @@ def open_paths(lines: Iterable[str], asked: Asked, name: str = "a list") -> Sour
     where = asked.text if asked.text != "-" else name
     if not paths:
         raise DataError(f"{where} contains no paths; give one per line")
+    if isinstance(asked.place, Address):  # one that is missing is found when it is read: asking takes as long
+        return source_of_files(name, asked.place.parent, paths)
     # os.path: False, not an error, for names that are too long or contain a zero byte
-    absent = [path for path in paths if not os.path.isfile(path)]  # noqa: PTH113
+    absent = [path for path in paths if not (is_address(path) or os.path.isfile(path))]  # noqa: PTH113
     missing = {path: "not a file" if os.path.exists(path) else "no such file" for path in absent}  # noqa: PTH110
     if len(missing) == len(paths):
         raise DataError(

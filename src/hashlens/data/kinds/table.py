@@ -2,7 +2,7 @@
 
 The first line names the columns, in any letter case. Unless `Columns` names them, they are found by these names:
 
-    path     path, file, filename, file_name, image or picture; relative to the folder of the table
+    path     path, file, filename, file_name, image or picture; relative to the folder of the table, or an address
     labels   labels, label, class or tags: all labels of the image in one cell, separated by | or ; (any other separator
              must be given, because many labels contain commas); without such a column, every other column is a label
              and contains 0 or 1
@@ -22,10 +22,14 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
+from hashlens.addresses import Place, is_address
 from hashlens.data.kinds.folder import locate, respelled
 from hashlens.data.protocols import SPLIT_WORDS, given_split
 from hashlens.data.sources import Asked, Columns, Kind, Source, source_of_files
 from hashlens.errors import DataError, UsageError
+from hashlens.files import why_not
 from hashlens.schema import load_table
 
 NAMES = {
@@ -44,7 +48,7 @@ class Row(NamedTuple):
 
 
 def _open(asked: Asked) -> Source:
-    path = asked.path
+    path = asked.place
     rows, notes = _read_rows(path, asked.columns, asked.labelled)
     found, missing = locate(path.parent, [row.path for row in rows])
     rows_of: dict[str, list[Row]] = defaultdict(list)  # of each image
@@ -70,7 +74,7 @@ def _open(asked: Asked) -> Source:
     return source_of_files(path.stem, path.parent, kept, labels, split, skipped=missing, notes=notes)
 
 
-def _repeated_notes(rows_of: dict[str, list[Row]], labels_of: dict[str, tuple[str, ...]], path: Path) -> list[str]:
+def _repeated_notes(rows_of: dict[str, list[Row]], labels_of: dict[str, tuple[str, ...]], path: Place) -> list[str]:
     """A note on images with several rows, which must be in the same part of the split."""
     repeated = [name for name, rows in rows_of.items() if len(rows) > 1]
     for name in repeated:
@@ -88,7 +92,7 @@ def _repeated_notes(rows_of: dict[str, list[Row]], labels_of: dict[str, tuple[st
     ]
 
 
-def _read_rows(path: Path, columns: Columns, labelled: bool) -> tuple[list[Row], list[str]]:
+def _read_rows(path: Place, columns: Columns, labelled: bool) -> tuple[list[Row], list[str]]:
     """The rows that have a path, and notes on what is odd."""
     header, lines = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path)
     twice = [name for name, count in Counter(name.lower() for name in header).items() if count > 1]
@@ -124,7 +128,7 @@ def _read_rows(path: Path, columns: Columns, labelled: bool) -> tuple[list[Row],
                 f" {', '.join(SPLIT_WORDS)}, or rename the column if it is not a split"
             )
         if name := _text(cells[name_at]).replace("\\", "/"):
-            rows.append(Row(number, PurePosixPath(name).as_posix(), labels, word))
+            rows.append(Row(number, name if is_address(name) else PurePosixPath(name).as_posix(), labels, word))
         else:
             pathless.append(number)
     if not rows:
@@ -142,11 +146,13 @@ def _text(cell: Any) -> str:
     return "" if cell is None else str(int(cell) if isinstance(cell, bool) else cell).strip()
 
 
-def _read_parquet(path: Path) -> tuple[list[str], list[tuple[int, list[Any]]]]:
+def _read_parquet(path: Place) -> tuple[list[str], list[tuple[int, list[Any]]]]:
     """The names of the columns, and (row number, cells) of every row."""
     try:
-        table = load_table(path)
-    except (OSError, ValueError) as error:
+        table = load_table(path if isinstance(path, Path) else pa.BufferReader(path.read_bytes()))
+    except OSError as error:
+        raise DataError(f"cannot read {path} ({why_not(error)}); check the path") from error
+    except ValueError as error:
         raise DataError(f"cannot read {path} as a Parquet table ({error}); check the file") from error
     if not len(table):
         raise DataError(f"{path} has columns ({', '.join(table.column_names)}) but no rows; add a row per image")
@@ -154,14 +160,14 @@ def _read_parquet(path: Path) -> tuple[list[str], list[tuple[int, list[Any]]]]:
     return table.column_names, [(number, list(cells)) for number, cells in enumerate(zip(*columns, strict=True), 1)]
 
 
-def _read_text(path: Path) -> tuple[list[str], list[tuple[int, list[Any]]]]:
+def _read_text(path: Place) -> tuple[list[str], list[tuple[int, list[Any]]]]:
     """The names in the first line, and (line number, cells) of every line that is not empty."""
     try:
         contents = path.read_bytes()
         wide = contents.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # "Unicode text" of spreadsheets
         text = contents.decode("utf-16" if wide else "utf-8-sig")
     except OSError as error:
-        raise DataError(f"cannot read {path} ({error.strerror}); check the path") from error
+        raise DataError(f"cannot read {path} ({why_not(error)}); check the path") from error
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read {path} as text ({error}); save it as CSV UTF-8") from error
     first = text.lstrip("\r\n").split("\n", 1)[0]
@@ -186,7 +192,7 @@ def _read_text(path: Path) -> tuple[list[str], list[tuple[int, list[Any]]]]:
     return header, lines[1:]
 
 
-def _find(header: Sequence[str], wanted: str | None, what: str, path: Path) -> int | None:
+def _find(header: Sequence[str], wanted: str | None, what: str, path: Place) -> int | None:
     """The column that was asked for, else the first with one of the usual names, else None."""
     lower = [name.lower() for name in header]
     if wanted is None:

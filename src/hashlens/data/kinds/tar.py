@@ -1,7 +1,8 @@
 """Tar files: their images in order, labelled by the first folder inside, like a folder.
 
 One file, a pattern, or a range such as "shards/{00000..00999}.tar". A name inside a tar file is never used as a path.
-Folders that contain everything are skipped, such as photos/ in what `tar cf photos.tar photos` writes.
+Folders that contain everything are skipped, such as photos/ in what `tar cf photos.tar photos` writes. Those at an
+address are read twice, each time from start to end: for the places of their images, and for the images.
 """
 
 import glob
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hashlens import addresses
+from hashlens.addresses import is_address, place
 from hashlens.data.formats import EXTENSIONS
 from hashlens.data.images import INSIDE
 from hashlens.data.kinds.pattern import expand
@@ -22,16 +25,17 @@ from hashlens.files import shown
 
 
 def _open(asked: Asked) -> Source:
-    paths = _expand(asked.path.as_posix())
-    absent = [path for path in paths if not Path(path).is_file()]
+    paths = _expand(asked.place.as_posix())
+    absent = [path for path in paths if not place(path).is_file()]
     if absent or not paths:
         which = f"{len(absent):,} of {len(paths):,} are missing, first {absent[0]}" if absent else "nothing matches"
         raise DataError(f"cannot find the tar files {asked.text} ({which}); check the pattern or the range")
     names, folders, facts, skipped = [], [], [], []
-    root = Path(os.path.commonpath([Path(path).absolute().parent for path in paths]))
-    for path in (Path(path).absolute().relative_to(root).as_posix() for path in paths):
+    full = [place(path).absolute().as_posix() for path in paths]
+    root = place(_common(full))
+    for path in (path.removeprefix(f"{root}/") for path in full):
         try:
-            with tarfile.open(root / path, "r:") as archive:
+            with (root / path).open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
                 for member in members(archive):
                     if not member.name.lower().endswith(EXTENSIONS):
                         continue
@@ -49,6 +53,16 @@ def _open(asked: Asked) -> Source:
     places = dict(zip(("offset", "size", "mtime"), np.array(facts, np.int64).T, strict=True))
     name = Path(paths[0]).stem if len(paths) == 1 else root.name
     return source_of_files(name, root, names, _classes(folders), skipped=skipped, **places)
+
+
+def _common(paths: list[str]) -> str:
+    """The folder that contains all.
+
+    >>> _common(["s3://shards/a/1.tar", "s3://shards/b/1.tar"])
+    's3://shards'
+    """
+    folders = [path.rpartition("/")[0].split("/") for path in paths]
+    return "/".join(os.path.commonprefix(folders)) or "/"  # noqa: RUF071 - of lists
 
 
 def _classes(folders: list[str]) -> list[list[str]]:
@@ -70,7 +84,9 @@ def _expand(pattern: str) -> list[str]:
     """
     span = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
     if span is None:
-        return sorted(expand(pattern)) if glob.has_magic(pattern) else [pattern]
+        if glob.has_magic(pattern):
+            return sorted(map(str, addresses.expand(pattern)) if is_address(pattern) else expand(pattern))
+        return [pattern]
     first, last = span.groups()
     if int(last) < int(first):
         raise UsageError(f"the range {span[0]} is empty; write the smaller number first")
