@@ -65,6 +65,8 @@ def test_an_index_follows_its_images(made):
             assert after[item["path"]] == item
     again.compact()
     assert brought_up(place, again)["added"] == 0 and again.verify()
+    again.remove([again.examples(1)[0]])
+    assert brought_up(place, again)["added"] == 1 and len(again) == 59  # the source says what is there
 
 
 def test_second_codes_follow_too(tmp_path):

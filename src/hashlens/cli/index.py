@@ -128,7 +128,10 @@ def sync_(
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Bring an index up to date with its images: encode new and changed ones, remove deleted ones."""
+    """Bring an index up to date with its images: encode new and changed ones, remove deleted ones.
+
+    An image that was removed from the index but is still in the source comes back.
+    """
     from functools import cache
 
     from hashlens.data.sources import open_source
