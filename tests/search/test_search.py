@@ -484,11 +484,11 @@ def test_an_interrupted_copy_keeps_what_it_sent(made, tmp_path, monkeypatch):
     engine = engines.open_engine("faiss", N_BITS, place)
     add, calls = engine.add, []
 
-    def interrupted(*args):
+    def interrupted(codes, ids):
         calls.append(1)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return add(*args)
+        return add(codes, ids=ids)
 
     monkeypatch.setattr(engine, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,15 +14,15 @@ from typer import Argument, Option
 
 from hashlens.cli.options import JSON, QUIET, interruptible
 from hashlens.data.sources import SOURCES
+from hashlens.errors import UsageError
 from hashlens.files import require_kind
-from hashlens.index import ENGINES
+from hashlens.index import ENGINES, SERVERS
 from hashlens.progress import Progress
 
 app = typer.Typer()
 
-INDEX = Annotated[
-    str, Argument(help=f"Folder of an index, of codes or of a run; or images: {', '.join(SOURCES.values())}.")
-]
+INDEX_HELP = f"Folder of an index, of codes or of a run; or images: {', '.join(SOURCES.values())}."
+INDEX = Annotated[str, Argument(help=INDEX_HELP)]
 MODEL = Annotated[
     Path | None,
     Option(
@@ -35,7 +36,7 @@ IMAGES = Annotated[
     Path | None,
     Option(exists=True, file_okay=False, help="Folder of the images, if moved.", show_default="as in the index"),
 ]
-ENGINE = Annotated[str | None, Option(help=f"Search in {', '.join(ENGINES)} instead; see: index copy")]
+ENGINE = Annotated[str | None, Option(help=f"Search in {', '.join(ENGINES)}; see: index build, index copy")]
 AT = Annotated[str | None, Option(help="Address, connection or folder of the engine.")]
 SET = Annotated[
     list[str] | None, Option("--set", metavar="NAME=VALUE", help="Setting of the engine, such as n_probe=32.")
@@ -47,8 +48,15 @@ PAGE = b"<!doctype html"  # how a page begins
 
 @app.command()
 def search(
-    index: INDEX,
-    query: Annotated[str, Argument(help="A code, or any SOURCE of images, such as query.jpg; see: hashlens encode -h")],
+    index: Annotated[
+        str, Argument(help=f"{INDEX_HELP} Omitted with --engine {' or '.join(SERVERS)}.", show_default=False)
+    ],
+    query: Annotated[
+        str | None,
+        Argument(
+            help="A code, or any SOURCE of images, such as query.jpg; see: hashlens encode -h", show_default=False
+        ),
+    ] = None,
     k: Annotated[int | None, Option("-k", min=1, help="Number of hits.", show_default="10, with --radius all")] = None,
     radius: Annotated[int | None, Option(min=0, help="Maximum Hamming distance.")] = None,
     label: Annotated[str | None, Option(help="Search only images with this label.")] = None,
@@ -81,34 +89,44 @@ def search(
 
     if html is not None:
         require_kind(html, PAGE, "page")
+    named: str | None = index
+    if query is None:
+        if engine is None:
+            raise UsageError(f"what to search for in {index} is missing, such as query.jpg")
+        named, query = None, index
     with interruptible() as stop:
-        searcher = open_named(index, model, engine, at, settings or (), kept, progress=Progress(quiet), stop=stop)
-    answers, n_read, skipped = [], 0, []
-    for name, asked in queries(query, lambda line: print(line, file=sys.stderr)):
-        try:
-            answer = searcher.search(asked, k, radius, label, histogram=True, by=by)
-        except UnreadableImage as error:
-            skipped.append(error)
-            continue
-        n_read += 1
-        print(json.dumps({"name": name, **answer}) if as_json else describe_answer(name, answer))
+        searcher = open_named(named, model, engine, at, settings or (), kept, progress=Progress(quiet), stop=stop)
+    with closing(searcher):
+        answers, n_read, skipped = [], 0, []
+        for name, asked in queries(query, lambda line: print(line, file=sys.stderr)):
+            try:
+                answer = searcher.search(asked, k, radius, label, histogram=True, by=by)
+            except UnreadableImage as error:
+                skipped.append(error)
+                continue
+            n_read += 1
+            print(json.dumps({"name": name, **answer}) if as_json else describe_answer(name, answer))
+            if html is not None:
+                answers.append((name, asked, answer))
+        if skipped and not n_read:
+            raise skipped[0]
+        for unreadable in skipped:
+            print(f"skipped: {unreadable.message}", file=sys.stderr)
         if html is not None:
-            answers.append((name, asked, answer))
-    if skipped and not n_read:
-        raise skipped[0]
-    for unreadable in skipped:
-        print(f"skipped: {unreadable.message}", file=sys.stderr)
-    if html is not None:
-        n_missing = write_page(html, answers, searcher.index, images)
-        print(f"page     {html}", file=sys.stderr)
-        if n_missing:
-            note = f"note: missing or unreadable images: {n_missing:,}; if they moved, give their folder with --images"
-            print(note, file=sys.stderr)
+            n_missing = write_page(html, answers, searcher.index, images)
+            print(f"page     {html}", file=sys.stderr)
+            if n_missing:
+                note = (
+                    f"note: missing or unreadable images: {n_missing:,}; if they moved, give their folder with --images"
+                )
+                print(note, file=sys.stderr)
 
 
 @app.command()
 def serve(
-    index: INDEX,
+    index: Annotated[
+        str | None, Argument(help=f"{INDEX_HELP} Omitted with --engine {' or '.join(SERVERS)}.", show_default=False)
+    ] = None,
     model: MODEL = None,
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 accepts remote connections.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65_535, help="If it is taken, the next free one is used.")] = 8000,

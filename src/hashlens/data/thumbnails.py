@@ -21,9 +21,10 @@ from hashlens.data.kinds.tar import members
 
 if TYPE_CHECKING:
     from hashlens.index.catalog import Catalog
+    from hashlens.index.engines.server import Engine
 
 
-def thumbnail(index: Catalog, path: str, size: int, moved_to: Path | None = None) -> Image.Image | None:
+def thumbnail(index: Catalog | Engine, path: str, size: int, moved_to: Path | None = None) -> Image.Image | None:
     """The whole image, shrunk to fit a square of `size`; None if it is missing or not readable.
 
     If the images were moved, `moved_to` is where the folder common to all of them is now.

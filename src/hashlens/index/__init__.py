@@ -5,3 +5,5 @@ ENGINES = {  # name, which is that of the module in engines/ and of the extra: c
     "pgvector": ("PgvectorIndex", "a connection such as postgresql://localhost/images"),
     "faiss": ("ApproximateIndex", "a folder (approximate search)"),
 }
+SERVERS = ("milvus", "pgvector")  # hold paths and labels too, so that no index folder is needed
+TRIED, NEAREST = 100, 10  # queries and results by which the recall of an approximate index is measured

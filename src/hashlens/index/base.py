@@ -31,7 +31,7 @@ class Index:
             following = self._highest() + 1
             added = np.arange(following, following + len(codes))
         else:
-            added = _check_ids(ids, len(codes))
+            added = check_ids(ids, len(codes))
         if len(codes):
             self._insert(codes, added)
         return added
@@ -115,7 +115,7 @@ def refuse(taken: np.ndarray) -> None:
         raise DataError(f"id {taken[0]} is already in the index; remove it first, or use another id")
 
 
-def _check_ids(ids: Any, n: int) -> np.ndarray:
+def check_ids(ids: Any, n: int) -> np.ndarray:
     ids = np.asarray(ids)
     if ids.shape != (n,) or ids.dtype.kind not in "iu":
         raise DataError(f"there are {n:,} codes; give as many ids, integers >= 0")

@@ -3,8 +3,8 @@
 import fnmatch
 import os
 import re
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from hashlens.files import is_utf8
 from hashlens.index.items import Items, as_items
 from hashlens.index.memory import HammingIndex, Part
 from hashlens.kernels import from_blocks
+from hashlens.machine import blocks
+
+STAMPED = ("path", "size", "mtime", "labels", "hash")
 
 
 class Catalog(HammingIndex):
@@ -101,13 +104,13 @@ class Catalog(HammingIndex):
     @cached_property
     def roots(self) -> list[str]:
         """The folders of the images: for each part, the one that all its paths share."""
-        return sorted({_common_folder(part.items().column("path")) for part in self.parts})
+        return sorted({common_folder(part.items().column("path")) for part in self.parts})
 
     def ids_with(self, label: str) -> np.ndarray:
         """The ids of the images that have this label."""
         import pyarrow.compute as pc  # 0.1 s, which a search without a label does not need
 
-        _require_text(label, "the label")
+        require_text(label, "the label")
 
         def places(items: Items) -> np.ndarray:
             column = items.column("labels").combine_chunks()
@@ -118,24 +121,52 @@ class Catalog(HammingIndex):
 
     def ids_like(self, pattern: str) -> np.ndarray:
         """The ids of the images whose path matches a shell pattern such as */cache/*."""
-        _require_text(pattern, "the pattern")
-        matches = re.compile(fnmatch.translate(pattern)).match
+        matches = matching(pattern)
         return self._ids_where(
-            lambda items: np.flatnonzero([matches(path) is not None for path in items.column("path").to_pylist()])
+            lambda items: np.flatnonzero([matches(path) for path in items.column("path").to_pylist()])
         )
+
+    def only(self, label: str | None) -> dict[str, Any]:
+        """What limits a search to images of a label."""
+        return {"among": None if label is None else self.ids_with(label)}
+
+    def batches_with_items(self, n: int) -> Iterator[tuple[Codes, np.ndarray, Callable[[], pa.Table]]]:
+        """All codes, their ids and a function that gives their items, from at most n places at a time."""
+        for part in self.parts:
+            for rows in blocks(len(part), n):
+                places = part.still(np.arange(rows.start, rows.stop))
+                yield self._codes(part, places), part.ids(places), partial(_take, part, places)
+
+    def stamps(self) -> Iterator[tuple[int, str, Any, Any, Any, Any]]:
+        """Id, path, size, mtime, labels and hash of every image, in the order of ids."""
+        for part in self.parts:
+            places = part.still()
+            columns = [part.items().column(name).take(pa.array(places)).to_pylist() for name in STAMPED]
+            yield from zip(part.ids(places).tolist(), *columns, strict=True)
 
     def _ids_where(self, places: Callable[[Items], np.ndarray]) -> np.ndarray:
         found = [part.ids(part.still(places(part.items()))) for part in self.parts]
         return np.concatenate([np.empty(0, np.int64), *found])
 
 
-def _require_text(text: str, what: str) -> None:
+def _take(part: Part, places: np.ndarray) -> pa.Table:
+    return part.items().table().take(pa.array(places))
+
+
+def matching(pattern: str) -> Callable[[str], bool]:
+    """Whether a path matches a shell pattern."""
+    require_text(pattern, "the pattern")
+    match = re.compile(fnmatch.translate(pattern)).match
+    return lambda path: match(path) is not None
+
+
+def require_text(text: str, what: str) -> None:
     """JSON can contain half a surrogate pair, a shell argument any bytes; no index holds such text."""
     if not is_utf8(text):
         raise UsageError(f"{what} is not valid text; use one from the index")
 
 
-def _common_folder(paths: pa.ChunkedArray) -> str:
+def common_folder(paths: pa.ChunkedArray) -> str:
     """The folder that contains all paths: the common start of the first and the last in order."""
     import pyarrow.compute as pc
 

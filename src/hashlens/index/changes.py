@@ -22,13 +22,13 @@ from hashlens.data.images import FileImages
 from hashlens.data.sources import Source
 from hashlens.errors import UsageError
 from hashlens.files import size_and_mtime
+from hashlens.index.engines.server import Engine
 from hashlens.index.folder import IndexFolder
 from hashlens.machine import blocks
 
 STEP = 4_096  # images that are encoded between two changes of the index
 
-MARKED = ("size", "mtime", "labels")
-Mark = tuple[Any, Any, Any]  # of these
+Mark = tuple[Any, Any, Any]  # size, mtime and labels
 
 
 class Known(NamedTuple):
@@ -50,7 +50,7 @@ class Changes(NamedTuple):
         return {"added": len(self.added), "changed": len(self.changed), "deleted": len(self.deleted)}
 
 
-def find_changes(index: IndexFolder, source: Source) -> Changes:
+def find_changes(index: IndexFolder | Engine, source: Source) -> Changes:
     now, known = marks_of(source), marks_in(index)
     differ, touched = find_changed(now, known)
     closed = tuple(f"{folder}/" for folder, _ in source.skipped_paths())  # nobody knows what is in there now
@@ -100,20 +100,17 @@ def marks_of(source: Source) -> dict[str, Mark]:
     return {path: (*stamp, own or None) for path, stamp, own in zip(paths, stamps, labels, strict=True)}
 
 
-def marks_in(index: IndexFolder) -> dict[str, Known]:
+def marks_in(index: IndexFolder | Engine) -> dict[str, Known]:
     """By path."""
     found: dict[str, Known] = {}
-    for part in index.parts:
-        places = part.still()
-        columns = [part.items().column(name).take(pa.array(places)).to_pylist() for name in ("path", *MARKED, "hash")]
-        for id_, path, size, mtime, labels, hash_ in zip(part.ids(places).tolist(), *columns, strict=True):
-            ids = found[path].ids if path in found else []
-            found[path] = Known([*ids, id_], (size, mtime, labels or None), hash_)
+    for id_, path, size, mtime, labels, hash_ in index.stamps():
+        ids = found[path].ids if path in found else []
+        found[path] = Known([*ids, id_], (size, mtime, labels or None), hash_)
     return found
 
 
 def sync(
-    index: IndexFolder,
+    index: IndexFolder | Engine,
     source: Source,
     encoder: Callable[[], Encoder],
     *,

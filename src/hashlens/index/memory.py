@@ -271,12 +271,16 @@ class HammingIndex(Index):
         for part in self.parts:
             part.tables = part.tables or Tables.build(part)
 
-    def looks_up(self, radius: int) -> bool:
+    def looks_up(self, radius: int, by: str = "first") -> bool:
         """Whether `within` answers this radius from tables, without reading all codes."""
+        if by == "second":
+            return self.seconds.looks_up(radius)
         return bool(self.parts) and all(part.looks_up(min(radius, self.n_bits)) for part in self.parts)
 
-    def histogram(self, code: Codes, *, among: Any = None) -> np.ndarray:
+    def histogram(self, code: Codes, *, among: Any = None, by: str = "first") -> np.ndarray:
         """(n_bits + 1,) int64: how many codes, or how many `among` these ids, are 0, 1, … bits from the one code."""
+        if by == "second":
+            return self.seconds.histogram(self._asked_by(code, by)[0], among=among)
         self._require(code)
         if len(code) != 1:
             raise MismatchError(f"a histogram counts the distances from one code, got {len(code)}")

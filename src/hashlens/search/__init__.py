@@ -25,6 +25,7 @@ from hashlens.errors import DataError, HashlensError, MismatchError, OtherModel,
 from hashlens.files import expanded
 from hashlens.index.base import Index, require_numbers
 from hashlens.index.catalog import Catalog
+from hashlens.index.engines.server import Engine
 from hashlens.index.folder import IndexFolder
 from hashlens.progress import Progress
 from hashlens.search.queries import QueryImage, is_code, parse_code
@@ -56,8 +57,9 @@ class Query:
 class Searcher:
     """An index and the model that made it, ready to answer.
 
-    Changes that other processes make to the index are seen by the next search. With an `engine` that holds a copy of
-    the codes (index/engines), the engine finds the nearest and the index knows what they are.
+    The index is a folder, in memory, or on a server (index/engines). Changes that other processes make to it are seen
+    by the next search. With an `engine` that holds a copy of the codes, the engine finds the nearest and the index
+    knows what they are.
 
     >>> searcher = open_searcher("index")
     >>> answer = searcher.search(Path("query.jpg"), k=10)
@@ -66,7 +68,7 @@ class Searcher:
 
     def __init__(
         self,
-        index: Catalog,
+        index: Catalog | Engine,
         encoder: Encoder | None = None,
         *,
         engine: Index | None = None,
@@ -114,6 +116,7 @@ class Searcher:
     def load(self) -> None:
         """Take the index as it is on disk now, or remember why that is not possible."""
         try:
+            assert isinstance(self.index, Catalog)  # a server never says that it has changed
             index = IndexFolder.open(self.index.path, self.index)
             encoder = self.encoder
             if index.model["fingerprint"] != self.index.model["fingerprint"]:  # another one was promoted
@@ -180,21 +183,23 @@ class Searcher:
         label: str | None,
         histogram: bool = False,
         by: str | None = None,
+        tries: int = 3,
     ) -> dict[str, Any]:
         if not len(self.index):
             raise EmptyIndex("the index has no images; add some with: hashlens index add INDEX CODES")
         asked = self.encode(query)
         start = time.perf_counter()
         by = self._by(asked.code, by)
-        place, code = (self.index.seconds, asked.code.second) if by == "second" else (self.index, asked.code.first)
-        assert code is not None
-        among = None if label is None else self.index.ids_with(label)
-        tables = radius is not None and among is None and not self.engine and place.looks_up(radius)
-        distances, ids = self._nearest(asked.code, k, radius, among, tables, by)
-        counted = place.histogram(code, among=among).tolist() if histogram and not self.engine else None
+        only = self.index.only(label)
+        tables = radius is not None and label is None and not self.engine and self.index.looks_up(radius, by)
+        distances, ids = self._nearest(asked.code, k, radius, only, tables, by)
+        counted, total = self._counted(asked.code, distances, only, by) if histogram else (None, None)
         found = time.perf_counter()
         items = self.index.lookup(ids)
-        hits = [{"id": i, "distance": d, **items[i]} for d, i in zip(distances.tolist(), ids.tolist(), strict=True)]
+        pairs = zip(distances.tolist(), ids.tolist(), strict=True)
+        hits = [{"id": i, "distance": d, **items[i]} for d, i in pairs if i in items]
+        if len(hits) < len(ids) and isinstance(self.index, Engine) and tries:  # removed by others in between
+            return self._search(query, k, radius, label, histogram, by, tries - 1)
         query_codes = {"code": _hex(asked.code)}
         if asked.code.second is not None:
             query_codes["second"] = _hex(asked.code.second)
@@ -206,13 +211,26 @@ class Searcher:
         return {
             "query": {**query_codes, **asked.facts},
             "by": by,
-            "n_bits": place.n_bits,
+            "n_bits": self.index.second_bits if by == "second" else self.index.n_bits,
             "hits": hits,
-            "ties": _ties(distances, counted),
+            "ties": _ties(distances, total),
             "histogram": counted,
             "timing_ms": {name: round(1000 * value, 2) for name, value in seconds.items()},
             "index": self.facts(),
         }
+
+    def _counted(
+        self, code: Codes, distances: np.ndarray, only: dict[str, Any], by: str
+    ) -> tuple[list[int] | None, int | None]:
+        """The histogram, and how many images are as far as the last hit, where they can be counted."""
+        if self.engine is not None:
+            return None, None
+        counts = self.index.histogram(code, **only, by=by)
+        last = int(distances[-1]) if len(distances) else 0
+        if counts is None:
+            assert isinstance(self.index, Engine)
+            return None, self.index.count_at(code, last, **only, by=by)
+        return counts.tolist(), int(counts[last])
 
     def _by(self, code: Codes, by: str | None) -> str:
         """What a search is by, where the user does not say; or a refusal of what they say."""
@@ -262,6 +280,12 @@ class Searcher:
         encode = time.perf_counter() - start - (query.seconds - before)
         return Query(code, query.facts, query.seconds, encode)
 
+    def close(self) -> None:
+        """Release files and connections."""
+        self.index.close()
+        if self.engine is not None:
+            self.engine.close()
+
     def warm_up(self) -> None:
         """Compile, map and load now what the first search would otherwise wait for."""
         if len(self.index):
@@ -282,11 +306,13 @@ class Searcher:
         return found[id_]
 
     def _nearest(
-        self, code: Codes, k: int | None, radius: int | None, among: np.ndarray | None, tables: bool, by: str
+        self, code: Codes, k: int | None, radius: int | None, only: dict[str, Any], tables: bool, by: str
     ) -> tuple[np.ndarray, np.ndarray]:
         """Distances and ids of the answer, without padding; an engine may hold what was removed from the index."""
         place: Any = self.engine or self.index
-        how: dict[str, Any] = {"among": among} if self.engine else {"among": among, "by": by}
+        how: dict[str, Any] = only if self.engine else {**only, "by": by}
+
+        ordering = self.engine is not None and by == "both"
 
         def present(distances: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             there = np.isin(ids, self.index.contains(ids)) if self.engine else ids >= 0
@@ -294,7 +320,7 @@ class Searcher:
 
         def all_within(radius: int) -> tuple[np.ndarray, np.ndarray]:
             found = present(*place.within(code, radius, **how)[0])
-            return self.index.order_ties(code, *found) if self.engine and by == "both" else found
+            return self.index.order_ties(code, *found) if isinstance(self.index, Catalog) and ordering else found
 
         if radius is not None and (k is None or tables):
             distances, ids = all_within(radius)
@@ -307,7 +333,7 @@ class Searcher:
             if len(ids) == most or found[-1] < 0:
                 break
             asked *= 2  # some of them were removed from the index since the engine got its copy
-        if self.engine and by == "both" and len(ids):  # an engine orders by the first code: all that tie are needed
+        if ordering and len(ids):  # an engine orders by the first code: all that tie are needed
             distances, ids = (values[:most] for values in all_within(int(distances[-1])))
         near = distances <= (2**31 - 1 if radius is None else radius)
         return distances[near], ids[near]
@@ -340,15 +366,21 @@ def open_index(source: Path | str, model: Path | str | None = None, **options: A
 
 
 def open_searcher(
-    index: Path | str | Catalog, model: Path | str | None = None, *, engine: Index | None = None, **limits: Any
+    index: Path | str | Catalog | Engine,
+    model: Path | str | None = None,
+    *,
+    engine: Index | None = None,
+    **limits: Any,
 ) -> Searcher:
     """An index, or what `open_index` takes, with the model that made its codes; without `model`, the one it names."""
-    catalog = index if isinstance(index, Catalog) else open_index(index, model)
+    catalog = index if isinstance(index, Catalog | Engine) else open_index(index, model)
     return Searcher(catalog, find_encoder(catalog, model), engine=engine, **limits)
 
 
-def find_encoder(catalog: Catalog, model: Path | str | None = None) -> Encoder:
+def find_encoder(catalog: Catalog | Engine, model: Path | str | None = None) -> Encoder:
     """The model that made the codes of an index: the one that the index names, or the given one if it is the same."""
+    if catalog.model is None:
+        raise DataError(f"{catalog.path} does not say which model made its codes; build it from codes with that model")
     if model is None:
         found = ModelFolder.find(catalog.model, catalog.path)
     else:
@@ -382,9 +414,8 @@ def _hex(code: Codes) -> str:
     return code.packed[0].tobytes().hex()
 
 
-def _ties(distances: np.ndarray, histogram: list[int] | None) -> dict[str, int | None] | None:
+def _ties(distances: np.ndarray, total: int | None) -> dict[str, int | None] | None:
     if not len(distances):
         return None
     last = int(distances[-1])
-    total = None if histogram is None else histogram[last]
     return {"distance": last, "shown": int((distances == last).sum()), "total": total}

@@ -10,6 +10,7 @@ import numpy as np
 from hashlens.data.thumbnails import thumbnail
 from hashlens.files import shown
 from hashlens.index.catalog import Catalog
+from hashlens.index.engines.server import Engine
 from hashlens.progress import counted
 from hashlens.search.queries import QueryImage
 
@@ -63,7 +64,10 @@ def grouped(code: str) -> str:
 
 
 def write_page(
-    path: Path, answers: Sequence[tuple[str, Any, dict[str, Any]]], index: Catalog, moved_to: Path | None = None
+    path: Path,
+    answers: Sequence[tuple[str, Any, dict[str, Any]]],
+    index: Catalog | Engine,
+    moved_to: Path | None = None,
 ) -> int:
     """Write answers, each with its name and its query, as one HTML file that needs no network.
 

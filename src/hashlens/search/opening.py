@@ -6,11 +6,12 @@ from typing import Any
 
 from hashlens.errors import UsageError
 from hashlens.files import quoted, without_secrets
+from hashlens.index import SERVERS
 from hashlens.search import Searcher, open_index, open_searcher
 
 
 def open_named(
-    source: str,
+    source: str | None,
     model: Path | None = None,
     name: str | None = None,
     at: str | None = None,
@@ -18,21 +19,27 @@ def open_named(
     kept: Path | None = None,
     **how: Any,
 ) -> Searcher:
-    """The index, or that of the images, with its model, and with the engine if one is named.
+    """The index, or that of the images, or that of a server, with its model.
 
     `kept` is where the codes of images are kept; `how` is given to `open_index`.
     """
-    from hashlens.index.engines import open_engine
+    from hashlens.index.engines import open_engine, open_server
 
-    index = open_index(source, model, at=kept, **how)
     if name is None:
         if at is not None or settings:
             raise UsageError("--at and --set are settings of an engine; name it with --engine")
-        return open_searcher(index, model)
+        if source is None:
+            raise UsageError("name an index or images, or an engine with --engine and --at")
+        return open_searcher(open_index(source, model, at=kept, **how), model)
+    if name in SERVERS or source is None:
+        if source is not None:
+            raise UsageError(f"the engine {name} holds paths and labels itself; omit {source}")
+        return open_searcher(open_server(name, at, settings), model)
+    index = open_index(source, model, at=kept, **how)
     engine = open_engine(name, index.n_bits, at or "", settings)
     if not len(engine):
         raise UsageError(
             f"the engine {name} has no codes there; copy them with: hashlens index copy {quoted(index.path)} --engine"
-            f" {name} --to {without_secrets(at or '')}"
+            f" {name} --at {without_secrets(at or '')}"
         )
     return open_searcher(index, model, engine=engine)

@@ -29,6 +29,7 @@ from hashlens.data.images import MAX_BYTES, UnreadableImage
 from hashlens.data.thumbnails import file_of
 from hashlens.files import cache_dir, quoted
 from hashlens.index.catalog import Catalog
+from hashlens.index.engines.server import Engine
 from hashlens.index.folder import IndexFolder
 from hashlens.search import Searcher
 from hashlens.server.access import ANYONE, CLICKS, Access
@@ -301,14 +302,14 @@ def _add_facts(app: FastAPI, service: Service, access: Access) -> None:
     searcher, limits = service.searcher, service.limits
 
     @lru_cache(1)
-    def items(index: Catalog) -> dict[str, Any]:
-        few = len(index) <= 10_000_000  # beyond that, listing the labels takes seconds
+    def items(index: Catalog | Engine, n: int) -> dict[str, Any]:  # a server is the same object when it has more
+        few = n <= 10_000_000  # beyond that, listing the labels takes seconds
         return {"labels": index.labels() if few else [], "examples": index.examples()}
 
     def info_now(now: Searcher) -> dict[str, Any]:
         shown = {"max_upload": limits.max_upload, "max_pixels": limits.max_pixels, "max_k": limits.max_k}
         about = {"takes_images": now.takes_images, "limits": shown, "version": hashlens.__version__}
-        return now.facts() | items(now.index) | about | {"clicks": clicks(now)}
+        return now.facts() | items(now.index, len(now.index)) | about | {"clicks": clicks(now)}
 
     def clicks(now: Searcher) -> dict[str, Any] | None:
         """How many there are and the command that learns from them; None where nobody can click."""

@@ -39,6 +39,10 @@ class Job:
     def start(self) -> None:
         """Begin, unless it is under way or the result is still right."""
         index = self._searcher.now().index
+        if not isinstance(index, Catalog):
+            raise UsageError(
+                f"{self.name} are found in an index folder, not on a server; use: hashlens {self.name} INDEX"
+            )
         if len(index) > MAX_IMAGES:
             raise UsageError(
                 f"an index of {counted(len(index), 'image')} is too large for the page (limit {MAX_IMAGES:,}); use:"

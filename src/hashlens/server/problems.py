@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from hashlens.errors import Damaged, HashlensError, MismatchError, OtherModel, StorageError, UsageError
+from hashlens.errors import Damaged, HashlensError, MismatchError, OtherModel, StorageError, Unreachable, UsageError
 from hashlens.search import EmptyIndex, NoSuchImage, UnreadableImage
 
 STATUS: list[tuple[type[HashlensError], int]] = [  # the first that fits
@@ -21,10 +21,12 @@ STATUS: list[tuple[type[HashlensError], int]] = [  # the first that fits
     (UsageError, 422),
     (OtherModel, 503),
     (MismatchError, 422),
+    (Unreachable, 503),
     (StorageError, 507),
     (Damaged, 503),
 ]
 
+RETRY_SECONDS = "5"
 MEDIA_TYPE = "application/problem+json"
 FIELDS = {name: {"type": "string"} for name in ("type", "title", "detail")} | {"status": {"type": "integer"}}
 SCHEMA = {"type": "object", "required": list(FIELDS), "properties": FIELDS}
@@ -49,7 +51,7 @@ def explain_errors(app: FastAPI) -> None:
         status = next((status for kind, status in STATUS if isinstance(error, kind)), 500)
         if status >= 500:
             logging.getLogger("hashlens").error("%s", error.message)
-        return problem(status, error.message)
+        return problem(status, error.message, {"Retry-After": RETRY_SECONDS} if status == 503 else None)
 
     @app.exception_handler(ValidationError)
     @app.exception_handler(RequestValidationError)

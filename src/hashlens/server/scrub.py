@@ -60,7 +60,7 @@ class Scrub:
             if error.path.name == "index.json" or error.path.name.endswith((COPY, *KEYS)):
                 self._searcher.stale = error.message
             else:
-                self._searcher.index.damage = error
+                index.damage = error
             return "damaged"
         except Stopped:
             raise

@@ -49,7 +49,7 @@ class Serving:
 class Named:
     """What to serve, by name; opened by the server process."""
 
-    index: str
+    index: str | None
     model: Path | None = None
     engine: str | None = None
     at: str | None = None

@@ -22,6 +22,7 @@ from hashlens.codes.encode import stamps_of
 from hashlens.codes.folder import STAMPS
 from hashlens.errors import Busy, HashlensError, OtherModel, UsageError
 from hashlens.files import replacing, storage_errors, sync
+from hashlens.index.engines.server import Engine
 from hashlens.index.folder import IndexFolder
 from hashlens.search import NoSuchImage, Searcher
 from hashlens.search.queries import QueryImage
@@ -72,7 +73,7 @@ class Writer:
         self._require_index(now)
         path = Path(self.searcher.on_disk(lambda now: now.item(id_))["path"])
 
-        def remove(index: IndexFolder) -> int:
+        def remove(index: IndexFolder | Engine) -> int:
             """Unless another index with other images has taken its place."""
             item = index.lookup([id_]).get(id_)
             return index.remove([id_]) if item is not None and Path(item["path"]) == path else 0
@@ -108,13 +109,21 @@ class Writer:
                 self._change(IndexFolder.join)
 
     def _require_index(self, now: Searcher) -> None:
+        if isinstance(now.index, Engine):
+            if not now.index.many_writers:
+                raise UsageError(
+                    f"only one process may add to {now.index.name}; use: hashlens index add, or index sync"
+                )
+            return
         if now.engine is not None or not isinstance(now.index, IndexFolder):
-            raise UsageError("only an index folder that is searched here can be changed, no codes folder and no engine")
+            raise UsageError("only an index folder or PostgreSQL can be changed here, no codes folder and no copy")
         if source := now.index.facts.get("source"):
             raise UsageError(f"this index follows {source}; add and remove images there")
 
-    def _change(self, change: Callable[[IndexFolder], Result], model: dict[str, str] | None = None) -> Result:
+    def _change(self, change: Callable[[Any], Result], model: dict[str, str] | None = None) -> Result:
         """On an index of its own, which then replaces the one that is searched; `model` made the codes to be added."""
+        if isinstance(self.searcher.index, Engine):
+            return change(self.searcher.index)
         end = time.monotonic() + WAIT_SECONDS
         while True:
             try:

@@ -1,62 +1,46 @@
 """Engines: the contract of index/base.py fulfilled by Milvus, PostgreSQL or faiss's inverted lists.
 
-Only codes and ids go to an engine; paths and labels stay in the index folder, whose ids are the same. An engine is a
-dataclass whose fields are its settings. Its packages are the extra of its name and imported when it is opened.
+A server (server.py) holds everything that an index folder holds. Only codes and ids go to faiss; paths and labels stay
+in the index folder, whose ids are the same. An engine is a dataclass whose fields are its settings. Its packages are
+the extra of its name and imported when it is opened.
 """
 
-import re
 from collections.abc import Iterable
-from dataclasses import InitVar, dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 
 from hashlens.codes import Codes
 from hashlens.errors import EXTRAS, MismatchError, UsageError, require
-from hashlens.index import ENGINES
+from hashlens.index import ENGINES, SERVERS
 from hashlens.index.base import Index
+from hashlens.index.catalog import Catalog
+from hashlens.index.engines.server import Engine, New
 from hashlens.index.folder import IndexFolder
 from hashlens.progress import Progress
-from hashlens.settings import check, parse, setting
+from hashlens.settings import parse
 
 BATCH = 50_000  # codes copied at a time
 VERIFY = 1_000  # codes compared at a time
 FLUSH = 20  # batches between flushes: what is copied again after a crash
 
 
-@dataclass(eq=False)
-class Engine(Index):
-    """A collection of codes on a server, which is created if it does not exist."""
+def open_engine(
+    name: str,
+    n_bits: int | None,
+    where: str,
+    settings: Iterable[str] = (),
+    *,
+    second_bits: int = 0,
+    model: dict[str, str] | None = None,
+) -> Index:
+    """Open an index of that engine, with settings such as n_probe=32; without `n_bits` it must exist.
 
-    n_bits: InitVar[int]
-    where: InitVar[str]
-    collection: str = setting("hashlens", "name of the collection or table")
-
-    def __post_init__(self, n_bits: int, where: str) -> None:
-        super().__init__(n_bits)
-        check(self)
-        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", self.collection):
-            raise UsageError(
-                f"{self.collection!r} is not a valid collection; use lower-case letters, digits and _, at most 63"
-            )
-        self._connect(where)
-        try:
-            self._open_collection()
-        except BaseException:
-            self.close()
-            raise
-
-    def _connect(self, where: str) -> None:
-        raise NotImplementedError
-
-    def _open_collection(self) -> None:
-        """Create it, or refuse one that holds something else."""
-        raise NotImplementedError
-
-
-def open_engine(name: str, n_bits: int, where: str, settings: Iterable[str] = ()) -> Index:
-    """Open or create an index of that engine, with settings such as n_probe=32."""
+    A new one is for codes of these lengths, made by this model.
+    """
     if name not in ENGINES:
         raise UsageError(f"unknown engine {name}; choose one of {', '.join(ENGINES)}")
     class_name, place = ENGINES[name]
@@ -64,23 +48,38 @@ def open_engine(name: str, n_bits: int, where: str, settings: Iterable[str] = ()
         raise UsageError(f"the engine {name} needs a place: {place}")
     require(*EXTRAS.get(name, ()), why=f"the engine {name}")
     engine = getattr(import_module(f"hashlens.index.engines.{name}"), class_name)
-    return engine(n_bits, where, **parse(engine, settings))
+    given = parse(engine, settings)
+    more = {"new": New(second_bits, model)} if issubclass(engine, Engine) else {}
+    return cast(Index, engine(n_bits, where, **more, **given))
 
 
-def copy_index(folder: IndexFolder, engine: Index, progress: Progress | None = None) -> dict[str, int]:
+def open_server(name: str, where: str | None, settings: Iterable[str] = (), **new: Any) -> Engine:
+    """An engine that holds paths and labels itself; `new` is what `open_engine` takes for one that does not exist."""
+    if name in ENGINES and name not in SERVERS:
+        raise UsageError(f"the engine {name} holds codes alone; name the folder of its index too")
+    found = open_engine(name, new.pop("n_bits", None), where or "", settings, **new)
+    assert isinstance(found, Engine)
+    return found
+
+
+def copy_index(folder: Catalog, engine: Index, progress: Progress | None = None) -> dict[str, int]:
     """Copy all codes and ids of an index folder to an engine; those it already has are not sent again.
 
-    The same call resumes an interrupted copy. Codes removed from the folder after a copy stay in the engine.
+    A server gets second codes, paths and labels too. The same call resumes an interrupted copy. Codes removed from the
+    folder after a copy stay in the engine.
     """
     if folder.n_bits != engine.n_bits:
         raise MismatchError(f"{folder.path} holds codes of {folder.n_bits} bits, the engine codes of {engine.n_bits}")
     added = 0
     with (progress or Progress(quiet=True)).bar("codes", len(folder)) as advance:
         try:
-            for number, (codes, ids) in enumerate(folder.batches(BATCH), start=1):
+            for number, (codes, ids, items) in enumerate(folder.batches_with_items(BATCH), start=1):
                 new = ~np.isin(ids, engine.contains(ids))
-                _require_copy(folder.path, codes[~new], ids[~new], engine)
-                added += len(engine.add(codes[new], ids[new]))
+                _require_copy(folder.path, codes.first[~new], ids[~new], engine)
+                if isinstance(engine, Engine):
+                    added += len(engine.add(codes[new], items().filter(pa.array(new)), ids=ids[new]))
+                else:
+                    added += len(engine.add(codes.first[new], ids=ids[new]))
                 advance(len(ids))
                 if number % FLUSH == 0:
                     engine.flush()
