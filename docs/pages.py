@@ -86,6 +86,9 @@ VARIABLES = {  # a test compares them with those that the source reads
 }
 
 
+KINDS_OF_VALUES = {"int": "N", "float": "X", "path": "PATH"}  # in the name of a type
+
+
 def commands() -> Iterator[tuple[str, Any]]:
     """Every command and group by what is typed, such as "hashlens index build"."""
 
@@ -132,8 +135,8 @@ def parameter_table(command: Any) -> str:
 
 
 def kind_of(option: Any) -> str:
-    name = getattr(option.type, "name", "text")
-    return {"integer": "N", "integer range": "N", "float": "X", "float range": "X", "text": "TEXT"}.get(name, "PATH")
+    kind = type(option.type).__name__.lower()
+    return next((word for part, word in KINDS_OF_VALUES.items() if part in kind), "TEXT")
 
 
 def default_of(option: Any) -> str:
@@ -142,7 +145,7 @@ def default_of(option: Any) -> str:
     if isinstance(option.show_default, str):
         return option.show_default
     default = option.default
-    if default is None or default is False or default == []:
+    if default is None or default is False or default in ([], ""):
         return ""
     return f"`{default}`"
 
@@ -361,18 +364,23 @@ def http_page() -> str:
     for path, methods in schema["paths"].items():
         for method, facts in methods.items():
             parts += [f"## {method.upper()} {path}".replace("{", "\\{"), prose(facts.get("summary", "") + ".")]
-            rows = [(one["name"], one["schema"], one.get("description", "")) for one in facts.get("parameters", [])]
+            rows = [
+                (one["name"], one["schema"], one["in"], one.get("description", ""))
+                for one in facts.get("parameters", [])
+            ]
             for media, body in facts.get("requestBody", {}).get("content", {}).items():
                 properties = resolved(body.get("schema", {}), schema).get("properties", {})
-                rows += [(name, one, f"in {media}. " + one.get("description", "")) for name, one in properties.items()]
+                rows += [(name, one, media, one.get("description", "")) for name, one in properties.items()]
             if rows:
-                lines = ["| field | type | meaning |", "|---|---|---|"]
-                lines += [f"| `{name}` | {cell(type_of(one))} | {cell(text)} |" for name, one, text in rows]
+                lines = ["| field | in | type | meaning |", "|---|---|---|---|"]
+                lines += [
+                    f"| `{name}` | {place} | {cell(type_of(one))} | {cell(text)} |" for name, one, place, text in rows
+                ]
                 parts.append("\n".join(lines))
-            answers = [
-                f"{status} {cell(answer.get('description', ''))}" for status, answer in facts["responses"].items()
-            ]
-            parts.append("Answers: " + "; ".join(answers) + ".")
+            problems = [status for status in facts["responses"] if int(status) >= 400]
+            good = [status for status in facts["responses"] if status not in problems]
+            refused = f"; refused with one sentence: {', '.join(problems)}" if problems else ""
+            parts.append(f"Answered with {', '.join(good)}{refused}.")
     return "\n\n".join(parts)
 
 
@@ -397,7 +405,7 @@ def resolved(part: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
 def type_of(schema: dict[str, Any]) -> str:
     kinds = [one.get("type", "") for one in schema.get("anyOf", [schema])]
     limits = [f"≥ {schema['minimum']}"] if "minimum" in schema else []
-    limits += [f"≤ {schema['maximum']}"] if "maximum" in schema else []
+    limits += [f"≤ {schema['maximum']}"] if schema.get("maximum", 2**53) < 2**53 else []
     return " ".join([" or ".join(kind for kind in kinds if kind and kind != "null"), *limits])
 
 
