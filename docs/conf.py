@@ -30,6 +30,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = [("site.js", {"defer": "defer"})]
 html_show_sphinx = False
+html_show_search_summary = False  # a page opened from disk may not fetch others
 html_copy_source = True  # llms.txt links to the text of each page
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0b5c8f", "color-brand-content": "#0b5c8f"},

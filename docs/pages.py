@@ -270,7 +270,17 @@ def public_names() -> dict[str, str]:
 GROUPS = {
     "Search": ["search_folder", "open_searcher", "HammingIndex", "Codes", "Encoder", "general", "refine"],
     "Duplicates and groups": ["find_duplicates", "find_groups"],
-    "Train": ["make_hasher", "load", "METHODS", "Training", "Hasher", "DeepHasher", "LinearHasher", "KernelHasher"],
+    "Train": [
+        "make_hasher",
+        "load",
+        "export",
+        "METHODS",
+        "Training",
+        "Hasher",
+        "DeepHasher",
+        "LinearHasher",
+        "KernelHasher",
+    ],
     "Write a method": ["setting", "check_hasher"],
     "Compare and evaluate": ["compare", "Comparison", "tune", "Tuning", "evaluate_codes"],
     "Data": ["open_source", "Source", "Labels", "make_protocol"],
