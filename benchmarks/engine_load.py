@@ -259,6 +259,7 @@ def run(name: str, folder: Path, seconds: float, clients: int, kills: int, pause
         process.terminate()
         process.wait(30)
         lost = load.lost()
+        print(f"{name}: {len(load.wrong)} wrong, {len(lost)} lost, {dict(load.counts)}", flush=True)
     times = {kind: np.percentile(found, [50, 99]) for kind, found in load.seconds.items() if found}
     return {
         "seconds": round(time.monotonic() - start),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import time
 import warnings
 from contextlib import suppress
@@ -75,7 +76,7 @@ class Milvus(Server):
                     self.where = f"http://127.0.0.1:{port}"
                     return True
                 time.sleep(0.2)
-            self._server.stop()
+        self.stop()
         return False
 
     def kill(self) -> None:
@@ -85,7 +86,10 @@ class Milvus(Server):
     def stop(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self._server.stop()
+            try:
+                self._server.stop()
+            except subprocess.TimeoutExpired:  # it waits four seconds, which a busy machine may not keep
+                self.kill()
 
 
 class Postgres(Server):

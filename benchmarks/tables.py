@@ -523,8 +523,8 @@ def engine_load() -> str:
     """Both engines under load, killed and started again."""
     found = json.loads((RESULTS / "engine-load.json").read_text(encoding="utf-8"))
     lines = [
-        "| | minutes | clients | searches | wrong | writes | lost | killed | back after | search p50 | p99 |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| | minutes | clients | pause | searches | wrong | writes | lost | killed | back after | search p50 | p99 |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, title in (("pgvector", "PostgreSQL"), ("milvus", "Milvus")):
         if (row := found.get(name)) is None:
@@ -533,9 +533,9 @@ def engine_load() -> str:
         searches = counts["search done"] + counts["serve done"]
         after = ", ".join(f"{seconds:.0f} s" for seconds in row["outages"])
         lines.append(
-            f"| {title} | {row['seconds'] / 60:.0f} | {row['clients']} | {searches:,} | {row['wrong']} |"
-            f" {row['acknowledged']:,} | {row['lost']} | {len(row['outages'])} | {after} | {ms['p50']:.0f} ms |"
-            f" {ms['p99']:.0f} ms |"
+            f"| {title} | {row['seconds'] / 60:.0f} | {row['clients']} | {row['pause']:g} s | {searches:,} |"
+            f" {row['wrong']} | {row['acknowledged']:,} | {row['lost']} | {len(row['outages'])} | {after} |"
+            f" {ms['p50']:.0f} ms | {ms['p99']:.0f} ms |"
         )
     return "\n".join(lines)
 

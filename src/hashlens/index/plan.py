@@ -95,6 +95,7 @@ ENGINES: dict[str, dict[str, float]] = {
         "disk": 249.9,
     },
 }
+CODES_ALONE = ("milvus",)  # measured without paths and labels, which are counted as in the folder
 REMARKS = {
     "folder": "exact; trained codes repeat, so a query reads few of them; a random code reads all",
     "milvus": "exact (BIN_FLAT), all codes in memory; query nodes share the work",
@@ -122,15 +123,16 @@ def plan(n: int, n_bits: int, second_bits: int = 0) -> dict[str, Any]:
     if second_bits < 0:
         raise UsageError(f"second-bits must be >= 0, got {second_bits}")
     folder = folder_at(n, n_bits, second_bits, FOLDER)
-    second = blocks_bytes(n, second_bits)  # the engines were measured without; with paths and labels
+    second = blocks_bytes(n, second_bits)  # the engines were measured without
     wide = _bytes(n_bits) / MEASURED_BYTES
     ways: dict[str, dict[str, Any]] = {"folder": folder | {"measured_to": FOLDER["measured_to"]}}
     for name, each in ENGINES.items():
         more = n * (_bytes(n_bits) - MEASURED_BYTES)
-        held = n * each["disk"] + more + second
+        more += second + (n * FOLDER["item_bytes"] if name in CODES_ALONE else 0)
+        held = n * each["disk"] + more
         ways[name] = {
             # PostgreSQL keeps little itself, but a scan is only fast if the system has the table in memory
-            "memory": each["memory_base"] + (held if name == "pgvector" else n * each["memory"] + more + second),
+            "memory": each["memory_base"] + (held if name == "pgvector" else n * each["memory"] + more),
             "disk": held,
             "build_seconds": n * each["insert_seconds"],
             "query_seconds": n * each["query_seconds"] * wide,
