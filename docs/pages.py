@@ -513,7 +513,7 @@ def examples_page() -> str:
             parts.append(f"![What {path.name} draws](../figures/examples/{picture.name})")
         if (printed := ROOT / "docs" / "figures" / "examples" / f"{path.stem}.txt").exists():
             shown = printed.read_text(encoding="utf-8").rstrip()
-            parts.append(f"It prints, for one:\n\n```text\n{shown}\n```")
+            parts.append(f"It prints, for example:\n\n```text\n{shown}\n```")
         parts.append(f"<details><summary>{path.name}</summary>\n\n```python\n{text.rstrip()}\n```\n\n</details>")
     return "\n\n".join(parts)
 
