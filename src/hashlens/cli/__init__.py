@@ -16,8 +16,7 @@ from hashlens.ranks import joined, leave
 ClickException: Any = typer.BadParameter.__mro__[2]  # typer contains a click of its own, or uses the public one
 
 app = typer.Typer(
-    help="Similar-image search with short binary codes. Start with: hashlens serve PHOTOS, or with labels: hashlens train"
-    " PHOTOS",
+    help="Similar-image search with short binary codes. Start with: hashlens serve PHOTOS; with labels: train PHOTOS",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
