@@ -127,7 +127,7 @@ def plan(n: int, n_bits: int, second_bits: int = 0) -> dict[str, Any]:
     wide = _bytes(n_bits) / MEASURED_BYTES
     ways: dict[str, dict[str, Any]] = {"folder": folder | {"measured_to": FOLDER["measured_to"]}}
     for name, each in ENGINES.items():
-        more = n * (_bytes(n_bits) - MEASURED_BYTES)
+        more: float = n * (_bytes(n_bits) - MEASURED_BYTES)
         more += second + (n * FOLDER["item_bytes"] if name in CODES_ALONE else 0)
         held = n * each["disk"] + more
         ways[name] = {
