@@ -1,19 +1,23 @@
 """Speed as ratios: each part runs our way and the usual way in one process and prints both, the ratio and a limit.
 
-    python -m benchmarks.bench [metrics] [loss] [epoch] [time-to-map]
+    python -m benchmarks.bench [metrics] [loss] [epoch] [time-to-map] [--write]
 
-Seconds on a shared machine are noisy, ratios within one process much less so. The usual ways are written here from
-their description: a sort of the whole ranking for each query, a loop over the rows of a batch, fine-tuning of the
-whole network in plain torch.
+Seconds on a shared machine are noisy, ratios within one process much less so; metrics and loss are in CPU time. With
+--write what these two measure also goes to benchmarks/results/speed/bench.json, for a table of docs. The usual ways are
+written here from their description: a sort of the whole ranking for each query, a loop over the rows of a batch,
+fine-tuning of the whole network in plain torch.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command line does
 
@@ -25,20 +29,24 @@ from hashlens.codes import Codes
 from hashlens.data import make_protocol, open_source
 from hashlens.data.labels import Labels
 from hashlens.features.networks.inference import prepare_cpu, set_layout
+from hashlens.files import write_json
 from hashlens.hashers.deep.dtsh import DTSH, DTSHLoss
 from hashlens.hashers.deep.training import Training, train
+from hashlens.machine import machine
 from hashlens.progress import Progress
 from hashlens.results.metrics import evaluate_codes, evaluate_ranking
 
+FILE = Path(__file__).parent / "results" / "speed" / "bench.json"
 
-def seconds(work: Callable[[], object], repeats: int = 3) -> float:
+
+def seconds(work: Callable[[], object], repeats: int = 3, clock: Callable[[], float] = time.process_time) -> float:
     """The best of several runs, after one to warm up: noise only adds time."""
     work()
     times = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = clock()
         work()
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return min(times)
 
 
@@ -53,14 +61,15 @@ def alternating(works: dict[str, Callable[[], object]], rounds: int) -> dict[str
     return {name: min(taken[1:]) for name, taken in times.items()}  # the first is a warm-up
 
 
-def show(what: str, ours: float, usual: float, limit: str) -> None:
+def show(what: str, ours: float, usual: float, limit: str) -> dict[str, float | str]:
     print(
         f"{what}\n  ours {ours:.4g} s, usual {usual:.4g} s: {usual / ours:.1f} times as fast\n  limit: {limit}",
         flush=True,
     )
+    return {"what": what, "ours": ours, "usual": usual}
 
 
-def metrics() -> None:
+def metrics() -> dict[str, float | str]:
     """MAP of 1,000 queries in 59,000 codes of 48 bits."""
     rng = np.random.default_rng(0)
     labels = [Labels.of(rng.integers(0, 10, n)) for n in (1_000, 59_000)]
@@ -86,12 +95,13 @@ def metrics() -> None:
     words = database.words()
     read = seconds(lambda: [np.bitwise_xor(words, words) for _ in range(50)]) / 50 * len(query)
     limit = f"{read:.3f} s to read the codes once for each query with numpy on one core"
-    show("MAP, 1,000 queries x 59,000 codes x 48 bits", seconds(ours), seconds(usual, 1), limit)
+    found = show("MAP, 1,000 queries x 59,000 codes x 48 bits", seconds(ours), seconds(usual, 1), limit)
     everything = seconds(lambda: evaluate_codes(query, database, *labels))
     print(f"  all measures (tie-aware, bounds, precision, recall, radius) in {everything:.3f} s")
+    return found | {"usual way": "a sort of all distances for each query"}
 
 
-def loss() -> None:
+def loss() -> dict[str, float | str]:
     """One forward and backward of the loss at batch 256, 32 bits, 10 classes."""
     rng = np.random.default_rng(0)
     labels = Labels.of(rng.integers(0, 10, 256))
@@ -123,8 +133,15 @@ def loss() -> None:
     assert torch.allclose(ours(), usual(), atol=1e-6), "both have the same gradient"
     n = int((same.sum(1) - 1).mul((~same).sum(1)).sum())
     x = torch.randn(n)
-    limit = f"{seconds(lambda: F.softplus(x), 10):.4f} s for the {n:,} softplus of its triplets alone"
-    show("loss step, batch 256", seconds(ours, 20), seconds(usual, 5), limit)
+
+    def bare() -> None:
+        y = x.clone().requires_grad_()
+        F.softplus(y).sum().backward()
+
+    least = seconds(bare, 20)
+    limit = f"{least:.4f} s for the {n:,} softplus of its triplets and their gradient alone"
+    found = show("loss step, batch 256", seconds(ours, 20), seconds(usual, 5), limit)
+    return found | {"usual way": "a loop over the rows of the batch", "softplus": least, "triplets": n}
 
 
 def epoch() -> None:
@@ -151,14 +168,14 @@ def epoch() -> None:
 
     floor, whole = math.inf, math.inf
     for _ in range(4):  # alternating, against drift
-        floor, whole = min(floor, seconds(bare, 1)), min(whole, ours())
+        floor, whole = min(floor, seconds(bare, 1, time.perf_counter)), min(whole, ours())
     print(
         f"training epoch of {len(labels):,} images\n  ours {whole:.2f} s, bare forward and backward {floor:.2f} s:"
         f" {whole / floor - 1:+.1%} overhead"
     )
     a = torch.randn(2048, 1152)
     b = torch.randn(1152, 192)
-    peak = 2048 * 1152 * 192 / seconds(lambda: a @ b, 20)
+    peak = 2048 * 1152 * 192 / seconds(lambda: a @ b, 20, time.perf_counter)
     print(f"  limit: a matrix product of such a layer runs at {peak / 1e9:.0f} G multiply-adds/s here", flush=True)
 
 
@@ -252,11 +269,21 @@ def _forget_features() -> None:
     shutil.rmtree(cache_dir() / "features", ignore_errors=True)
 
 
-PARTS = {"metrics": metrics, "loss": loss, "epoch": epoch, "time-to-map": time_to_map}
+PARTS: dict[str, Callable[[], dict[str, Any] | None]] = {
+    "metrics": metrics,
+    "loss": loss,
+    "epoch": epoch,
+    "time-to-map": time_to_map,
+}
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or list(PARTS)
+    chosen = [name for name in sys.argv[1:] if name != "--write"] or list(PARTS)
     if unknown := [name for name in chosen if name not in PARTS]:
         sys.exit(f"error: there is no part {unknown[0]}; choose from {', '.join(PARTS)}")
+    kept = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     for name in chosen:
-        PARTS[name]()
+        measured = PARTS[name]()
+        if measured is not None:
+            kept[name] = measured | {"machine": machine()}
+    if "--write" in sys.argv:
+        write_json(FILE, kept)

@@ -1,6 +1,7 @@
 """The whole table of exact search, against faiss's flat index, and against its approximate ones with their recall.
 
     python -m benchmarks.search_table [--bits 48,64] [--n 1e5,1e6] [--queries 1,16] [--codes dtsh] [--approximate]
+    python -m benchmarks.search_table --verify RUN    # trees against the scan, with the codes of a run
 
 One thread, CPU time of the process, hashlens and faiss in turns, the best of several runs. What was measured is in
 benchmarks/results/speed/search-table.json and is not measured again; delete a row there to repeat it. docs/speed.md
@@ -44,6 +45,7 @@ NOISE = 0.5
 SINGLE = 16
 SECONDS = 0.05  # that each way is repeated for, at least twice
 LEAST = 2e7  # pairs of codes that are compared in one timing: clocks are coarse
+VERIFIED, FLIPPED = 10_000, 0.02  # queries with which trees are compared with the scan; bits of a million codes
 PADDED = (4, 8, 16, 32)  # bytes of a code for which faiss has a fast loop
 APPROXIMATE = {"n": 100_000, "queries": 1_000, "k": 10}
 
@@ -230,6 +232,34 @@ def measure_approximate(kind: str, n_bits: int, done: dict[str, Any], save: Call
     )
 
 
+def verify(run: Path) -> dict[str, Any]:
+    """Whether a tree finds what the scan finds: the codes of a run as they are, and a million with bits flipped."""
+    from hashlens.results.runs import load_codes
+
+    query, real, *_ = load_codes(run)
+    query, real = query.first, real.first
+    n_more = VERIFIED - len(query)
+    asked = Codes.concatenate([query, real[np.linspace(0, len(real) - 1, n_more).astype(int)]])
+    rng, n = np.random.default_rng(0), 1_000_000
+    drawn = real.packed[rng.integers(0, len(real), n)]
+    drawn ^= np.packbits(rng.random((n, real.n_bits)) < FLIPPED, axis=1)[:, : drawn.shape[1]]
+    found: dict[str, Any] = {"queries": len(asked), "flipped": FLIPPED}
+    for name, codes in (("real", real), ("flipped bits", Codes(drawn, real.n_bits))):
+        scan, tree = HammingIndex(codes.n_bits), HammingIndex(codes.n_bits)
+        for index in (scan, tree):
+            index.add(codes)
+        tree.build_trees()
+        cell = {"n": len(codes), "distinct": len(np.unique(codes.packed, axis=0))}
+        cell["tree"] = tree.parts[0].tree is not None  # none is kept where it would be slower
+        for k in (10, 1_000):
+            same = [np.array_equal(scan.search(asked[i : i + 500], k), tree.search(asked[i : i + 500], k))
+                    for i in range(0, len(asked), 500)]  # fmt: skip
+            cell[f"same at k = {k}"] = all(same)
+        found[name] = cell
+        print(name, cell, flush=True)
+    return found
+
+
 def name_of(kind: str, n_bits: int, n: int, q: int, k: int) -> str:
     return f"{kind} bits={n_bits} n={n} queries={q} k={k}"
 
@@ -241,12 +271,17 @@ def main() -> None:
     parser.add_argument("--queries", default=",".join(map(str, QUERIES)))
     parser.add_argument("--codes", default=",".join(KINDS))
     parser.add_argument("--approximate", action="store_true", help="measure faiss's approximate indexes")
+    parser.add_argument("--verify", type=Path, metavar="RUN", help="compare trees with the scan, with codes of a run")
     given = parser.parse_args()
     found = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"exact": {}, "approximate": {}}
     found["machine"] = machine() | {"kernels": kernels().name}
 
     def save() -> None:
         write_json(FILE, found)
+
+    if given.verify:
+        found["verified"] = verify(given.verify)
+        return save()
 
     for n_bits in map(int, given.bits.split(",")):
         for kind in given.codes.split(","):

@@ -65,6 +65,9 @@ def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "HASHLENS_THREADS": "1"}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        # modules are compiled once, as pip leaves them, whatever the caller's environment says
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "compiled")
         prepare(folder)
         search = ["-m", "hashlens", "search", str(folder / "index"), str(folder / "query.jpg")]
         found = {

@@ -225,6 +225,53 @@ def start() -> str:
     )
 
 
+def bench() -> str:
+    """What `python -m benchmarks.bench metrics loss --write` measured."""
+    found = json.loads((RESULTS / "speed" / "bench.json").read_text(encoding="utf-8"))
+    lines = ["| what | ours | the usual way | times as fast | |", "|---|---:|---:|---:|---|"]
+    for row in found.values():
+        note = ""
+        if "softplus" in row:
+            times_as_long = row["ours"] / row["softplus"]
+            note = f"{times_as_long:.1f} times as long as the {row['triplets']:,} softplus and their gradient alone"
+        times = f"{1000 * row['ours']:,.1f} ms | {row['usual way']}: {1000 * row['usual']:,.1f} ms"
+        lines.append(f"| {row['what']} | {times} | **{row['usual'] / row['ours']:.0f}** | {note} |")
+    return "\n".join(lines)
+
+
+def encoding() -> str:
+    """What `python -m benchmarks.encoding speed` measured."""
+    found = json.loads((RESULTS / "speed" / "encoding.json").read_text(encoding="utf-8"))["speed"]
+    lines = [
+        "| pixels | codes, int8 | codes, float32 | network alone, int8 | network alone, float32 | reading alone |"
+        " DataLoader, eager torch | int8 / DataLoader | float32 / DataLoader |",
+        "|---:|" + "---:|" * 8,
+    ]
+    for size, row in sorted(found.items(), key=lambda item: int(item[0])):
+        rate = row["per_second"]
+        names = ["codes, int8", "codes, float", "network, int8", "network, float", "read", "DataLoader, eager torch"]
+        cells = [f"{rate[name]:.0f}" for name in names]
+        cells += [f"**{rate[name] / rate['DataLoader, eager torch']:.1f}**" for name in names[:2]]
+        lines.append(f"| {size} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def int8() -> str:
+    """What `python -m benchmarks.encoding map` measured."""
+    found = json.loads((RESULTS / "speed" / "encoding.json").read_text(encoding="utf-8"))["map"]
+    lines = [
+        "| data | model | queries, database | MAP, float32 | MAP, int8 | difference | equal bits |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, row in found.items():
+        maps = " | ".join(f"{row[kind]['map_tie_aware']:.4f}" for kind in ("float", "int8"))
+        model = f"{row['method'].upper()}, {row['n_bits']} bits, {row['size']} pixels"
+        sizes = f"{row['n_query']:,}, {row['n_database']:,}"
+        gap = f"{row['difference']:+.4f} ± {row['standard_error']:.4f}"
+        lines.append(f"| {name} | {model} | {sizes} | {maps} | {gap} | {row['bits_equal']:.1%} |")
+    return "\n".join(lines)
+
+
 def _search_cells(kind: str) -> dict[tuple[int, ...], dict[str, float]]:
     """Bits, codes, queries, k: what was measured."""
     found = json.loads((RESULTS / "speed" / "search-table.json").read_text(encoding="utf-8"))["exact"]
@@ -569,6 +616,9 @@ TABLES = {
     "trees": trees,
     "approximate": approximate,
     "start": start,
+    "bench": bench,
+    "encoding": encoding,
+    "int8": int8,
     "load-test": load_test,
     "soak": soak,
     "fuzz": fuzz,

@@ -18,11 +18,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-import numpy as np
-
 from hashlens.errors import HashlensError, MismatchError, RankError, UsageError, require
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # not imported at run time, so that `hashlens --help` is quick
+    import numpy as np
     from torch import Tensor
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun
@@ -98,6 +97,8 @@ class Ranks:
         if self.size == 1:
             assert array is not None
             return array
+        import numpy as np
+
         content = b""
         if array is not None:
             content = json.dumps([array.dtype.str, array.shape]).encode() + b"\n" + array.tobytes()

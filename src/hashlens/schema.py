@@ -12,9 +12,8 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 if TYPE_CHECKING:  # not imported at run time, so that `hashlens --help` is quick
+    import numpy as np
     import pyarrow as pa
 
 LARGEST = 2**62
@@ -49,6 +48,8 @@ def parse_json(text: str | bytes) -> Any:
 
 def load_array(file: Any, mmap_mode: Any = None) -> np.ndarray:
     """The array of a .npy file without pickles; a ValueError, whatever is wrong with it."""
+    import numpy as np
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # a header that only Python 2 would write is parsed in other ways

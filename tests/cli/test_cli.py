@@ -16,7 +16,8 @@ import pytest
 from made_cnn_f import made_layers, write_mat
 from PIL import Image
 
-from hashlens import cli
+from hashlens.cli import options as cli_options
+from hashlens.cli import train as cli_train
 from hashlens.codes.folder import CodesFolder, open_together
 from hashlens.data import make_protocol, open_source
 from hashlens.data.kinds import cifar10
@@ -285,7 +286,7 @@ def test_several_splits_resume_where_they_were_stopped(hashlens, tmp_path, monke
         yield lambda: (run / "splits" / "2" / "metrics.csv").exists()
 
     with monkeypatch.context() as patch:
-        patch.setattr(cli.options, "interruptible", stop_in_the_third)
+        patch.setattr(cli_options, "interruptible", stop_in_the_third)
         code, _, err = hashlens(*options, "--out", run)
     assert code == 130 and f"stopped and saved in split 3; resume with: hashlens train --resume {run}" in err
     assert not (run / "result.json").exists() and (run / "splits" / "1.json").exists()
@@ -321,7 +322,7 @@ def test_resume_with_the_checkpoint_of_another_model(hashlens, tmp_path):
     assert hashlens("train", photos, *SMALL, "--out", tmp_path / "other")[0] == 0
     run.mkdir()
     config = json.loads((tmp_path / "other" / "config.json").read_text())
-    hasher = cli.train._make(config | {"params": config["params"] | {"n_bits": 16}}, 30)
+    hasher = cli_train._make(config | {"params": config["params"] | {"n_bits": 16}}, 30)
     source = open_source(photos)
     protocol = make_protocol(source)
     with pytest.raises(Stopped):

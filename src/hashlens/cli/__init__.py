@@ -3,27 +3,41 @@
 import io
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 import hashlens
-from hashlens.cli import about, encode, index, results, search, train, unlabelled
 from hashlens.errors import HashlensError, MissingExtra, Stopped, StorageError, extra_of
 from hashlens.ranks import joined, leave
 
 ClickException: Any = typer.BadParameter.__mro__[2]  # typer contains a click of its own, or uses the public one
 
-app = typer.Typer(
-    help="Similar-image search with short binary codes. Start with: hashlens serve PHOTOS; with labels: train PHOTOS",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+MODULES = ("train", "encode", "search", "unlabelled", "index", "results", "about")  # in the order of --help
 
-for commands in (train, encode, search, unlabelled, index, results, about):  # in the order of --help
-    app.add_typer(commands.app)
+
+def _app(modules: Sequence[str]) -> typer.Typer:
+    """The commands of some modules of this folder."""
+    made = typer.Typer(
+        help="Similar-image search with short binary codes. Start with: hashlens serve PHOTOS; with labels: train PHOTOS",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for name in modules:
+        made.add_typer(import_module(f"hashlens.cli.{name}").app)
+    made.callback(invoke_without_command=True)(_version)
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    """All commands as `app`, made when they are asked for."""
+    if name != "app":
+        raise AttributeError(f"module 'hashlens.cli' has no attribute '{name}'")
+    return globals().setdefault("app", _app(MODULES))
 
 
 def main() -> None:
@@ -42,7 +56,9 @@ def _main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names can be any bytes
     try:
-        with joined() if sys.argv[1:2] == ["train"] else nullcontext():  # the one command that ranks share
+        asked = sys.argv[1:2]
+        app = _app(["search"] if asked == ["search"] else MODULES)  # making all commands takes longer than a search
+        with joined() if asked == ["train"] else nullcontext():  # the one command that ranks share
             sys.exit(app(standalone_mode=False) or 0)
     except ClickException as error:
         help_asked = type(error).__name__ == "NoArgsIsHelpError"
@@ -74,7 +90,6 @@ def _main() -> None:
         sys.exit(StorageError.exit_code)
 
 
-@app.callback(invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
         print(f"hashlens {hashlens.__version__}")

@@ -13,7 +13,6 @@ from typer import Option
 import hashlens
 from hashlens.cli import options
 from hashlens.cli.options import BITS, COLUMNS, FROM_FILE, JSON, PROTOCOL, QUIET, SEED, SOURCE, SPLITS, given
-from hashlens.codes.bits import MOST_LEVELS
 from hashlens.errors import UsageError, require
 from hashlens.features.networks import BACKBONES
 from hashlens.files import quoted, require_own
@@ -226,6 +225,7 @@ def tune(
 
 def _asked(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration of a run, and the same with files as they were typed, for errors."""
+    from hashlens.codes.bits import MOST_LEVELS
     from hashlens.hashers.methods import METHODS, hasher_class
     from hashlens.settings import checked, parse
 
