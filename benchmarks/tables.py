@@ -596,9 +596,9 @@ def remote() -> str:
     return (
         f"{found['images']:,} images in a real S3 server, through a proxy that spoiled {spoiled:,} of {n:,} requests,"
         f" reads and writes ({requests['500']} answers of 500, {requests['dropped']} dropped connections,"
-        f" {requests['cut']} answers cut in half): {found['files_equal']} of {found['files']} files of the codes folder are, byte for"
-        " byte, those of the same run without errors. All codes are those of the same images on disk, with the same"
-        " names, labels, sizes and hashes (`python -m benchmarks.remote SCRATCH`)."
+        f" {requests['cut']} answers cut in half): {found['files_equal']} of {found['files']} files of the codes"
+        " folder are, byte for byte, those of the same run without errors. All codes are those of the same images on"
+        " disk, with the same names, labels, sizes and hashes (`python -m benchmarks.remote SCRATCH`)."
     )
 
 
