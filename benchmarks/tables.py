@@ -587,31 +587,6 @@ def engine_load() -> str:
     return "\n".join(lines)
 
 
-def remote() -> str:
-    """What `python -m benchmarks.remote` found: images in S3 behind a network that fails."""
-    found = json.loads((RESULTS / "remote.json").read_text(encoding="utf-8"))
-    assert found["codes_equal_to_disk"] and found["images_equal_to_disk"]
-    requests = found["requests"]
-    spoiled, n = sum(requests[what] for what in ("500", "dropped", "cut")), sum(requests.values())
-    return (
-        f"{found['images']:,} images in a real S3 server, through a proxy that spoiled {spoiled:,} of {n:,} requests,"
-        f" reads and writes ({requests['500']} answers of 500, {requests['dropped']} dropped connections,"
-        f" {requests['cut']} answers cut in half): {found['files_equal']} of {found['files']} files of the codes"
-        " folder are, byte for byte, those of the same run without errors. All codes are those of the same images on"
-        " disk, with the same names, labels, sizes and hashes (`python -m benchmarks.remote SCRATCH`)."
-    )
-
-
-def ranks() -> str:
-    """MAP of two ranks and of one process, by `python -m benchmarks.ranks map`."""
-    found = json.loads((RESULTS / "ranks.json").read_text(encoding="utf-8"))["map"]
-    some = f", searched among {n:,} images of its database" if (n := found["one"].get("database")) else ""
-    return (
-        f"On CIFAR-10, setting 1 at 32 bits{some}, one process reaches a MAP of {found['one']['map']:.4f} and two ranks"
-        f" {found['two']['map']:.4f} (`python -m benchmarks.ranks map`): the steps differ by rounding in bfloat16."
-    )
-
-
 def _big() -> dict[str, Any]:
     return json.loads((RESULTS / "big.json").read_text(encoding="utf-8"))
 
@@ -653,8 +628,6 @@ TABLES = {
     "refine": refine,
     "second": second,
     "ties": ties,
-    "remote": remote,
-    "ranks": ranks,
     "big": big,
     "big-predicted": big_predicted,
     "big-said": big_said,

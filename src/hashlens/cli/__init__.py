@@ -22,7 +22,8 @@ MODULES = ("train", "encode", "search", "unlabelled", "index", "results", "about
 def _app(modules: Sequence[str]) -> typer.Typer:
     """The commands of some modules of this folder."""
     made = typer.Typer(
-        help="Similar-image search with short binary codes. Start with: hashlens serve PHOTOS; with labels: train PHOTOS",
+        help="Similar-image search with short binary codes. Start with: hashlens serve PHOTOS; with labels: train"
+        " PHOTOS",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
