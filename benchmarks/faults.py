@@ -1,6 +1,6 @@
 """Damage files at random and check that no wrong answer, traceback or crash follows.
 
-    python -m benchmarks.faults [--index INDEX] [--faults 2000] [--seed 0] [--out benchmarks/results/faults.json]
+    python -m benchmarks.faults [--index INDEX] [--faults 2000] [--seed 0] [--out FILE]
 
 Each fault flips a bit, cuts a file short, zeroes some bytes or swaps two files of an index, a codes folder, a model, an
 exported model, lists of faiss, a cache of features or of looks, or a checkpoint. Then whoever reads the folder is asked
@@ -8,7 +8,7 @@ for everything: searches for all hits by code, id, radius and label, whether ima
 addition that joins parts, codes of images and features, the end of the training. The answer must be the one before the
 fault, or one sentence that names the file. Readers run in a process of their own, so that a crash is noticed. INDEX may
 be the folder of any index; it is copied. Without it, a small one is made, with three parts, ids, removed images, keys,
-second codes and radius tables.
+second codes and radius tables. A run goes on where FILE ends, if that is of the same seed and of fewer faults.
 """
 
 from __future__ import annotations
@@ -358,20 +358,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    part = given.out.with_suffix(".part.json") if given.out else None  # of a run that was cut short, which goes on
-    before = json.loads(part.read_text(encoding="utf-8")) if part and part.exists() else None
-    if before and before["seed"] != given.seed:
+    before = json.loads(given.out.read_text(encoding="utf-8")) if given.out and given.out.exists() else None
+    if before and (before["seed"] != given.seed or before["faults"] >= given.faults):
         before = None
 
     def save(result: dict[str, Any]) -> None:
-        if part:
-            write_json(part, result)
+        if given.out:
+            write_json(given.out, result)
 
     result = run(given.faults, given.seed, given.index, before=before, save=save)
+    save(result)
     print(json.dumps(result, indent=2))
-    if given.out and part:
-        write_json(given.out, result)
-        part.unlink(missing_ok=True)
     raise SystemExit(1 if result["wrong"] else 0)
 
 

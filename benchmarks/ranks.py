@@ -1,12 +1,13 @@
 """Two ranks of one thread against one process of one thread: speed of training, and MAP on CIFAR-10.
 
     python -m benchmarks.ranks speed [--rounds 5] [--images 1280]
-    python -m benchmarks.ranks map [--folder runs] [--epochs N]
+    python -m benchmarks.ranks map [--folder runs] [--epochs N] [--database 5000]
 
 `speed` fits DTSH with its default settings, in turns in one process and by two ranks, and compares the time of a step,
 the same in both. Where other work is on the cores (see load_average), seconds tell little; the processor time of rank 0
 is the least that a step can take. `map` makes the same run, setting 1 at 32 bits, in both ways; rerun it
-to resume. All figures go to benchmarks/results/ranks.json.
+to resume. With `--database`, runs that have a model are not evaluated on all 59,000 images: both models are compared on
+the queries and that many images, spread over the database. All figures go to benchmarks/results/ranks.json.
 """
 
 import argparse
@@ -22,9 +23,12 @@ from typing import Any
 import numpy as np
 
 from hashlens import DTSH, Training, make_protocol, open_source
+from hashlens.codes.encoder import Encoder
 from hashlens.files import write_json
 from hashlens.machine import machine
 from hashlens.ranks import joined
+from hashlens.results.metrics import evaluate_codes
+from hashlens.results.runs import load_codes
 
 FILE = Path(__file__).parent / "results" / "ranks.json"
 STARTS = {"one": [], "two": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]}
@@ -38,13 +42,14 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1_280)
     parser.add_argument("--folder", type=Path, default=Path("runs"))
     parser.add_argument("--epochs", type=int)
+    parser.add_argument("--database", type=int)
     given = parser.parse_args()
     if given.what == "steps":
         return steps(given.images)
     found: dict[str, Any] = {}
     with suppress(FileNotFoundError):
         found = json.loads(FILE.read_text(encoding="utf-8"))
-    made = speed(given.rounds, given.images) if given.what == "speed" else maps(given.folder, given.epochs)
+    made = speed(given.rounds, given.images) if given.what == "speed" else maps(given)
     write_json(FILE, found | {"machine": machine() | {"threads": 1}, given.what: made})
     print(json.dumps(made, indent=2))
 
@@ -90,18 +95,39 @@ def speed(rounds: int, images: int) -> dict[str, Any]:
     return found | {f"ratio_of_{key}": found["one"][key] / found["two"][key] for key in found["one"]}
 
 
-def maps(folder: Path, epochs: int | None) -> dict[str, Any]:
+def maps(given: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, start in STARTS.items():
-        out = folder / f"ranks-{name}"
+        out = given.folder / f"ranks-{name}"
+        if given.database and (out / "model").exists():
+            found[name] = map_of_some(out, given.database)
+            continue
         if not (out / "result.json").exists():
-            options = ["--epochs", epochs] if epochs else []
+            options = ["--epochs", given.epochs] if given.epochs else []
             new = ["cifar10", "--bits", 32, "--out", out, *options]
             run(start, "hashlens", "train", *(["--resume", out] if out.exists() else new))
         result = json.loads((out / "result.json").read_text(encoding="utf-8"))
         found[name] = {key: result[key] for key in ("map", "epochs", "seconds")}
         found[name]["map_tie_aware"] = result["metrics"]["map_tie_aware"]
     return found | {"difference": found["two"]["map"] - found["one"]["map"]}
+
+
+def map_of_some(out: Path, n: int) -> dict[str, Any]:
+    """MAP of a model on all queries and n images of the database."""
+    source = open_source("cifar10")
+    assert source.labels is not None
+    protocol = make_protocol(source)
+    chosen = np.linspace(0, len(protocol.database) - 1, n).astype(int)
+    if (out / "codes").exists():
+        query, database, *labels = load_codes(out)
+        database, labels = database[chosen], [labels[0], labels[1][chosen]]
+    else:
+        encoder = Encoder.load(out)
+        rows = protocol.query, protocol.database[chosen]
+        query, database = (encoder.codes(source.images[some]) for some in rows)
+        labels = [source.labels[some] for some in rows]
+    scores = evaluate_codes(query, database, *labels)
+    return {"database": n, "map": scores["map"], "map_tie_aware": scores["map_tie_aware"]}
 
 
 if __name__ == "__main__":

@@ -121,18 +121,6 @@ def tuned() -> str:
     return "\n".join(rows)
 
 
-def orders() -> str:
-    """What `python -m benchmarks.orders` found on classes cut from training classes."""
-    found = json.loads((RESULTS / "tuning" / "orders.json").read_text(encoding="utf-8"))
-    names = list(next(iter(found.values()))[0]["unseen"])
-    rows = [f"| data | classes | {' | '.join(names)} |", "|---|---|" + "---:|" * len(names)]
-    for data, draws in found.items():
-        for kind in ("unseen", "seen"):
-            means = [f"{np.mean([draw[kind][name] for draw in draws]):.3f}" for name in names]
-            rows.append(f"| {data} | {kind} | {' | '.join(means)} |")
-    return "\n".join(rows)
-
-
 def _mean_text(values: list[float]) -> str:
     deviation = f" ±{np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
     return f"{np.mean(values):.3f}{deviation}"
@@ -599,6 +587,31 @@ def engine_load() -> str:
     return "\n".join(lines)
 
 
+def remote() -> str:
+    """What `python -m benchmarks.remote` found: images in S3 behind a network that fails."""
+    found = json.loads((RESULTS / "remote.json").read_text(encoding="utf-8"))
+    assert found["codes_equal_to_disk"] and found["images_equal_to_disk"]
+    requests = found["requests"]
+    spoiled, n = sum(requests[what] for what in ("500", "dropped", "cut")), sum(requests.values())
+    return (
+        f"{found['images']:,} images in a real S3 server, through a proxy that spoiled {spoiled:,} of {n:,} requests,"
+        f" reads and writes ({requests['500']} answers of 500, {requests['dropped']} dropped connections,"
+        f" {requests['cut']} answers cut in half): {found['files_equal']} of {found['files']} files of the codes"
+        " folder are, byte for byte, those of the same run without errors. All codes are those of the same images on"
+        " disk, with the same names, labels, sizes and hashes (`python -m benchmarks.remote SCRATCH`)."
+    )
+
+
+def ranks() -> str:
+    """MAP of two ranks and of one process, by `python -m benchmarks.ranks map`."""
+    found = json.loads((RESULTS / "ranks.json").read_text(encoding="utf-8"))["map"]
+    some = f", searched among {n:,} images of its database" if (n := found["one"].get("database")) else ""
+    return (
+        f"On CIFAR-10, setting 1 at 32 bits{some}, one process reaches a MAP of {found['one']['map']:.4f} and two ranks"
+        f" {found['two']['map']:.4f} (`python -m benchmarks.ranks map`): the steps differ by rounding in bfloat16."
+    )
+
+
 def _big() -> dict[str, Any]:
     return json.loads((RESULTS / "big.json").read_text(encoding="utf-8"))
 
@@ -621,7 +634,6 @@ TABLES = {
     "margin": margin,
     "few": few,
     "tuned": tuned,
-    "orders": orders,
     "tie-aware": tie_aware,
     "speed": speed,
     "search-table": search_table,
@@ -641,6 +653,8 @@ TABLES = {
     "refine": refine,
     "second": second,
     "ties": ties,
+    "remote": remote,
+    "ranks": ranks,
     "big": big,
     "big-predicted": big_predicted,
     "big-said": big_said,

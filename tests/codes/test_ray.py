@@ -1,4 +1,7 @@
-"""Encoding on a local Ray: the same bytes as without it. In a process of its own, as Ray's warnings are not ours."""
+"""Encoding on a local Ray, an actor of which is killed: the same bytes as without it.
+
+In a process of its own, as Ray's warnings are not ours.
+"""
 
 import os
 import subprocess
@@ -17,18 +20,36 @@ from hashlens.progress import Progress
 QUIET = Progress(quiet=True)
 
 CODE = """
-import sys
+import os, sys, threading, time
 from pathlib import Path
+import psutil
 import ray
+from hashlens.codes import encode
 from hashlens.codes.encode import encode_source
 from hashlens.codes.encoder import Encoder
 from hashlens.errors import UsageError
 from hashlens.progress import Progress
 
 source, model, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+encode.RAY_BATCH = 4
+ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="error")
 how = {"out": out, "progress": Progress(quiet=True), "shard_size": 8, "ray_model": model}
+killed = []
+
+def kill_one():
+    while not killed:
+        for process in psutil.Process().children(recursive=True):
+            try:
+                if not killed and "_RayActor" in " ".join(process.cmdline()):
+                    process.kill()
+                    killed.append(process.pid)
+            except psutil.Error:
+                pass
+        time.sleep(0.05)
+
+threading.Thread(target=kill_one, daemon=True).start()
 print(encode_source(Encoder.load(model), source, **how))
+print("killed", len(killed))
 print(encode_source(Encoder.load(model), source, **how))
 try:
     encode_source(Encoder.load(model), "digits", **how)
@@ -64,7 +85,8 @@ def test_the_same_folder_as_without_ray(photos, tmp_path):
     arguments = [str(photos), str(tmp_path / "model"), str(out)]
     done = subprocess.run([sys.executable, "-c", CODE, *arguments], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    first, second, refused = done.stdout.splitlines()[-3:]
+    first, killed, second, refused = done.stdout.splitlines()[-4:]
+    assert killed == "killed 1"
     assert first == second == str({"n": 19, "n_bits": 12, "n_skipped": 1, "out": str(out)})
     assert refused == "digits is in the memory of one machine; encode it without --on ray"
     assert {file.name: file.read_bytes() for file in out.iterdir()} == {
@@ -88,3 +110,14 @@ def test_a_missing_ray_is_named_with_its_extra(photos, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r'needs ray; run: pip install "hashlens\[ray\]"'):
         encode_source(None, str(photos), tmp_path / "codes", QUIET, ray_model=tmp_path / "model")
     assert not (tmp_path / "codes").exists()
+
+
+def test_a_cluster_that_is_not_there(photos, tmp_path):
+    rng = np.random.default_rng(1)
+    LSH(12, features="gist").fit([rng.integers(0, 256, (20, 16, 3), np.uint8) for _ in range(30)]).save(tmp_path / "m")
+    command = ["encode", str(photos), "--model", str(tmp_path / "m"), "--out", str(tmp_path / "codes"), "--on", "ray"]
+    environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:1", "RAY_AUTH_MODE": "disabled"}
+    done = subprocess.run([sys.executable, "-m", "hashlens", *command], capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert "error: cannot reach Ray at 127.0.0.1:1" in done.stderr and "ray start --head" in done.stderr
+    assert "Traceback" not in done.stderr

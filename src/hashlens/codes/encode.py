@@ -8,6 +8,7 @@ With part i/n, n machines encode one list independently: each makes every n-th s
 below `out`. `open_together` reads these folders as one.
 """
 
+import logging
 import os
 import re
 import time
@@ -27,10 +28,11 @@ from hashlens.checksums import hash_of, hash_of_file
 from hashlens.codes import MANIFEST, Codes
 from hashlens.codes.encoder import Encoder
 from hashlens.codes.folder import SHARD_SIZE, STAMPS, CodesFolder, content_hash
+from hashlens.codes.model import ModelFolder
 from hashlens.data import Columns
 from hashlens.data.images import FORBIDDEN, MAX_BYTES, FileImages, Images, UnreadableImage
 from hashlens.data.sources import Source, open_source
-from hashlens.errors import DataError, Stopped, StorageError, UsageError, require
+from hashlens.errors import DataError, HashlensError, Stopped, StorageError, UsageError, require
 from hashlens.files import alone_in, require_room, size_and_mtime
 from hashlens.progress import Progress, counted
 
@@ -279,15 +281,24 @@ def _encoded_on_ray(
     """What `encode_rows` returns for each of the missing ranges of rows, made on a Ray cluster.
 
     Ray Data hands batches of paths to actors, each of which holds the model; this process writes what they return. All
-    machines must see the images and the model under the same paths and have hashlens installed. Without a running
-    cluster, the cores of this machine are used.
+    machines must see the images and the model under the same paths or addresses and have hashlens installed. Which
+    cluster that is, Ray decides: RAY_ADDRESS, or one that `ray start` has started here, or else the cores of this
+    machine. Ray starts an actor that was killed again, on another machine if its own is lost, and repeats its batch; if
+    this process is killed, the shards that were written stay.
     """
     import ray
 
     if not missing:
         return
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False)
+    where = os.environ.get("RAY_ADDRESS")
+    try:
+        if not ray.is_initialized():
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"cannot reach Ray{f' at {where}' if where else ''} ({type(error).__name__}); start it with: ray start"
+            " --head, or unset RAY_ADDRESS to use the cores of this machine"
+        ) from error
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
@@ -295,7 +306,7 @@ def _encoded_on_ray(
     batches = [wanted.slice(start, RAY_BATCH) for start in range(0, len(wanted), RAY_BATCH)]
     encoded = ray.data.from_arrow(batches).map_batches(
         _RayActor,
-        fn_constructor_args=(str(model),),
+        fn_constructor_args=(str(ModelFolder.resolve(model).path.absolute()),),
         batch_size=RAY_BATCH,
         batch_format="pyarrow",
         # one core is left for Ray's own work
@@ -306,10 +317,23 @@ def _encoded_on_ray(
     for rows in missing:
         n = rows.stop - rows.start
         while len(waiting) < n:
-            waiting = pa.concat_tables([waiting, next(found)], promote_options="default")
+            try:
+                waiting = pa.concat_tables([waiting, next(found)], promote_options="default")
+            except ray.exceptions.RayError as error:
+                raise _of_an_actor(error) from error
         yield waiting[:n]
         advance(n)
         waiting = waiting[n:]
+
+
+def _of_an_actor(error: BaseException) -> HashlensError:
+    """What an actor has said, or that Ray gave up."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, HashlensError) and hasattr(cause, "message"):
+            return DataError(cause.message)
+        cause = getattr(cause, "cause", None) or cause.__cause__
+    return StorageError(f"Ray gave up ({type(error).__name__}); see its logs, then rerun the same command to resume")
 
 
 class _RayActor:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hashlens.codes import Codes
+from hashlens.codes.encoder import Encoder
 from hashlens.codes.folder import CodesFolder, write_codes
 from hashlens.codes.model import ModelFolder
 from hashlens.data import Source
@@ -33,7 +34,7 @@ from hashlens.data.protocols import Protocol
 from hashlens.data.triplets import clean_triplets, read_triplets, split_triplets, triplets_right
 from hashlens.errors import DataError, Stopped, UsageError
 from hashlens.files import quoted, require_room, storage_errors, write_csv, write_json
-from hashlens.machine import machine, versions
+from hashlens.machine import blocks, machine, versions
 from hashlens.progress import Progress, counted, duration
 from hashlens.ranks import current
 from hashlens.results.figures import curves_figure
@@ -46,6 +47,8 @@ from hashlens.schema import conform, parse_json
 
 if TYPE_CHECKING:
     from hashlens.hashers.base import Hasher
+
+MEET = 512  # images that a rank encodes before it meets the others
 
 
 def run(
@@ -152,12 +155,25 @@ def _fit(hasher: Any, source: Source, protocol: Protocol, triplets: np.ndarray |
 
 
 def _encode(hasher: Hasher, source: Source, protocol: Protocol, progress: Progress) -> tuple[Codes, Codes]:
-    """Codes of the queries and of the database; each rank encodes a part."""
+    """Codes of the queries and of the database; each rank encodes a part.
+
+    Ranks meet after every few images, so that one that is slow, on a busy machine, is not taken for one that is lost.
+    """
     ranks = current()
 
     def codes(rows: np.ndarray, progress: Progress | bool = False) -> Codes:
+        if ranks.size == 1:
+            return hasher.encode(source.images[rows], progress=progress)
+        encoder, found = Encoder.of(hasher), []
+        with Progress.of(progress).bar("codes", len(rows)) as advance:
+            for block in blocks(len(rows), MEET * ranks.size):
+                found.append(together(encoder, rows[block]))
+                advance(len(found[-1]))
+        return Codes.concatenate(found)
+
+    def together(encoder: Encoder, rows: np.ndarray) -> Codes:
         mine = rows[ranks.part(len(rows))]
-        found = hasher.encode(source.images[mine if len(mine) else rows[:1]], progress=progress)[: len(mine)]
+        found = encoder.encode(source.images[mine if len(mine) else rows[:1]])[: len(mine)]
         whole = replace(found, packed=ranks.gathered(found.packed), second=None)
         if found.second is None:
             return whole
