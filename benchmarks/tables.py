@@ -121,6 +121,18 @@ def tuned() -> str:
     return "\n".join(rows)
 
 
+def orders() -> str:
+    """What `python -m benchmarks.orders` found on classes cut from training classes."""
+    found = json.loads((RESULTS / "tuning" / "orders.json").read_text(encoding="utf-8"))
+    names = list(next(iter(found.values()))[0]["unseen"])
+    rows = [f"| data | classes | {' | '.join(names)} |", "|---|---|" + "---:|" * len(names)]
+    for data, draws in found.items():
+        for kind in ("unseen", "seen"):
+            means = [f"{np.mean([draw[kind][name] for draw in draws]):.3f}" for name in names]
+            rows.append(f"| {data} | {kind} | {' | '.join(means)} |")
+    return "\n".join(rows)
+
+
 def _mean_text(values: list[float]) -> str:
     deviation = f" ±{np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
     return f"{np.mean(values):.3f}{deviation}"
@@ -634,6 +646,7 @@ TABLES = {
     "margin": margin,
     "few": few,
     "tuned": tuned,
+    "orders": orders,
     "tie-aware": tie_aware,
     "speed": speed,
     "search-table": search_table,

@@ -137,7 +137,8 @@ def test_it_answers_again_after_the_server_restarts(postgres, made, tmp_path):
         for path, asked in (("/v1/search", {"id": 7}), ("/v1/items/12", None), ("/readyz", None)):
             status, problem, headers = ask(started.address, path, asked)
             assert status == 503 and int(headers["Retry-After"]) > 0
-            assert "PostgreSQL does not answer" in problem["detail"]
+            late = path == "/readyz" and "took more than" in problem["detail"]  # on a busy machine
+            assert late or "PostgreSQL does not answer" in problem["detail"], problem
         assert ask(started.address, "/healthz")[0] == 200
         postgres.start()
         for _ in range(100):

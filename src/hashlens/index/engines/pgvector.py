@@ -364,6 +364,8 @@ def _sentences() -> Iterator[None]:
         if "authentication" in f"{error}" or "password" in f"{error}":
             reason, remedy = "it refuses this user and password", "check the connection, PGPASSWORD or ~/.pgpass"
             raise StorageError(f"PostgreSQL does not let us in ({reason}); {remedy}") from None
+        if (error.sqlstate or "").startswith("53"):  # it answers, and has no disk, memory or connections left
+            raise StorageError(f"PostgreSQL has no room ({reason}); free some, then rerun the same command") from error
         raise Unreachable(f"PostgreSQL does not answer ({reason}); {remedy}") from error
     except psycopg.ProgrammingError as error:
         if error.sqlstate is None:  # before anything was sent: libpq repeats what it cannot read
