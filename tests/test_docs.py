@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import tables
-from hashlens import __version__
+from hashlens import METHODS, __version__
 from hashlens.results.paper import finished_sections
 from hashlens.results.paper.page import markdown
 from hashlens.results.paper.targets import TARGETS
@@ -104,3 +104,10 @@ def test_every_promise_names_a_test_that_exists():
 
 def test_one_version():
     assert f"version: {__version__}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def test_numbers_of_readme():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"and {len(METHODS) - 1} other methods" in text
+    words = {8: "eight", 9: "nine", 10: "ten", 11: "eleven", 12: "twelve"}
+    assert f"has {words[len(list((ROOT / 'examples').glob('*.py')))]} scripts" in text
