@@ -155,11 +155,12 @@ class Engine(Index):
         ids: Any = None,
         only_new: bool = False,
         again: bool = False,
+        join: bool = True,
         trees: bool = True,
     ) -> np.ndarray:
         """Add codes with their paths and labels, under these ids or those that follow; returns the ids.
 
-        `only_new` and `again` are as in `IndexFolder.add`; `trees` is for index folders.
+        `only_new` and `again` are as in `IndexFolder.add`; `join` and `trees` are for index folders.
         """
         self._require(codes)
         codes = self.require_second(codes)
