@@ -65,7 +65,9 @@ class Milvus(Server):
             warnings.simplefilter("ignore")  # it imports an old packaging tool and leaves sockets open
             from milvus import MilvusServer, MilvusServerConfig
 
-            config = MilvusServerConfig(data_dir=str(self.folder), **self._config, **self._ports)
+            config = MilvusServerConfig(data_dir=str(self.folder), **self._ports)
+            for name, value in self._config.items():
+                config.set(name, value)
             self._server = MilvusServer(config, wait_for_started=False)
             self._server.start()
             port = int(self._server.listen_port)
