@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from hashlens import Codes, HammingIndex, general, open_source
-from hashlens.clicks.learning import MARGIN, MU, held_back, is_better, learn
+from hashlens.clicks.learning import MARGIN, MU, geometry, held_back, is_better, learn
 from hashlens.data.labels import relevant
 from hashlens.machine import machine, versions
 
@@ -39,6 +39,7 @@ class Folder:
         self.alike = np.asarray(relevant(source.labels, source.labels))  # (n, n) bool
         self.every = np.arange(len(self.u))
         self.before = self.precision(self.u)
+        self.geometry = geometry(self.u)
 
     def nearest(self, u: np.ndarray, k: int) -> np.ndarray:
         """(n, k): as a search gives them, without the query."""
@@ -72,14 +73,14 @@ class Folder:
     def gain(self, triplets: np.ndarray, **how: float) -> tuple[float, float]:
         """Precision on the images that were no query of a click, before and after learning from all clicks."""
         others = np.setdiff1d(self.every, triplets[:, 0])
-        after = self.precision(self.u.astype(np.float64) @ learn(self.u, triplets, **how))
+        after = self.precision(self.u.astype(np.float64) @ learn(self.u, triplets, self.geometry, **how))
         return float(self.before[others].mean()), float(after[others].mean())
 
     def trial(self, n: int, seed: int) -> dict[str, Any]:
         """What refine would do with n clicks, and what it would have done unchecked."""
         triplets = self.clicks(n, seed)
         start = time.process_time()
-        before, after = held_back(self.u, triplets)
+        before, after = held_back(self.u, triplets, self.geometry)
         seconds = time.process_time() - start
         replaced = is_better(triplets, before, after)
         old, new = self.gain(triplets)
@@ -88,6 +89,11 @@ class Folder:
             "gain_unchecked": round(new - old, 4), "replaced": replaced, "gain": round(replaced * (new - old), 4),
             "held_back_bits": round(float((after - before).mean()), 3), "check_cpu_seconds": round(seconds, 2),
         }  # fmt: skip
+
+
+@cache
+def opened(place: Path) -> Folder:
+    return Folder(place)
 
 
 def choose(data: Path) -> None:
@@ -104,19 +110,25 @@ def choose(data: Path) -> None:
 
 
 def measure(data: Path) -> None:
-    found: dict[str, Any] = {"nearest": NEAREST, "looked_at": LOOKED_AT, "margin": MARGIN, "mu": MU, "data": {}}
-    for name in ("birds100", "grocery81"):
-        folder = Folder(data / name)
-        rows: dict[str, Any] = {}
-        for n in (20, TRIPLETS, 200, 1_000):
+    """What was measured with this model and these settings before is kept."""
+    model = general().model["fingerprint"]
+    found: dict[str, Any] = {"model": model, "nearest": NEAREST, "looked_at": LOOKED_AT, "margin": MARGIN, "mu": MU}
+    before = json.loads((RESULTS / "refine.json").read_text("utf-8"))
+    kept = before["data"] if all(before.get(what) == value for what, value in found.items()) else {}
+    found["data"] = kept
+    for name, n in product(("birds100", "grocery81"), (TRIPLETS, 20, 200, 1_000)):
+        rows: dict[str, Any] = found["data"].setdefault(name, {"by_triplets": {}})["by_triplets"]
+        if str(n) not in rows:
+            folder = opened(data / name)
             trials = [folder.trial(n, seed) for seed in SEEDS]
             gains = [trial["gain"] for trial in trials]
             rows[str(n)] = {
                 "mean_gain": round(float(np.mean(gains)), 4), "worst_gain": min(gains), "trials": trials,
             }  # fmt: skip
             print(name, n, rows[str(n)]["mean_gain"], gains, [trial["gain_unchecked"] for trial in trials], flush=True)
-        found["data"][name] = {"n": len(folder.u), "by_triplets": rows}
-        _write(RESULTS / "refine.json", found)
+            sorted_ = {size: rows[size] for size in sorted(rows, key=int)}
+            found["data"][name] = {"n": len(folder.u), "by_triplets": sorted_}
+            _write(RESULTS / "refine.json", found)
 
 
 def _write(path: Path, facts: dict[str, Any]) -> None:

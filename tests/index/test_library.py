@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,7 @@ from PIL import Image
 
 import hashlens as package
 from hashlens.codes.encoder import Encoder
+from hashlens.codes.hash_layer import write_changed
 from hashlens.codes.model import GENERAL, ModelFolder
 from hashlens.data import images as data_images
 from hashlens.errors import Busy, DataError, MismatchError, Stopped, StorageError, UsageError
@@ -326,3 +328,14 @@ def test_the_general_model_is_one_like_any_other():
     red, again, blue = (Image.new("RGB", (50, 40), colour) for colour in ("red", "red", "blue"))
     codes = encoder.encode([red, again, blue])
     assert codes[0].equals(codes[1]) and not codes[0].equals(codes[2])
+
+
+def test_the_general_model_can_be_refined(tmp_path):
+    """Its projection is kept in 8 bits, in which products would not fit."""
+    encoder = package.general()
+    A = np.eye(encoder.n_bits)
+    A[:, 0], A[1, 0] = -A[:, 0], 0.5
+    write_changed(ModelFolder(GENERAL), A, tmp_path / "refined")
+    images = [Image.effect_mandelbrot((60, 60), (-2, -1.5, 1, 1.5), 20 + 10 * n).convert("RGB") for n in range(2)]
+    u, changed = encoder.relaxed(images), Encoder.load(tmp_path / "refined").relaxed(images)
+    assert np.allclose(changed, u @ A, rtol=1e-5, atol=1e-5 * np.abs(u).max())

@@ -46,7 +46,7 @@ def find(
     ] = None,
     radius: Annotated[
         int | None,
-        Option(min=-1, help="Maximum Hamming distance of look-alikes; -1: none.", show_default="an eighth of the bits"),
+        Option(min=-1, help="Maximum Hamming distance of look-alikes; -1: none.", show_default="a seventh of the bits"),
     ] = None,
     html: HTML = None,
     csv: Annotated[Path | None, Option("--csv", help="Write a table of all groups to this file.")] = None,

@@ -25,15 +25,27 @@ SAMPLE = 20_000  # images that the geometry is measured on
 FOLDS = 5
 
 
-def learn(u: np.ndarray, triplets: np.ndarray, *, margin: float = MARGIN, mu: float = MU) -> np.ndarray:
-    """A (n_bits, n_bits) for outputs u (n, n_bits) and rows (query, more, less) of them, (t, 3)."""
-    n_bits, mu = u.shape[1], mu * max(1.0, USUAL / len(triplets))
+def geometry(u: np.ndarray) -> tuple[float, np.ndarray]:
+    """What all calls of `learn` on outputs u share: their scale, and the root of C (W is its inverse, transposed)."""
     sample = u[:: -(-len(u) // SAMPLE)].astype(np.float64)
     scale = 1 / max(np.abs(sample).mean(), 1e-12)  # a usual output is -1 or 1
     sample *= scale
     C = sample.T @ sample / len(sample)
-    C += RIDGE * max(np.diag(C).mean(), 1e-12) * np.eye(n_bits)
-    root = np.linalg.cholesky(C)  # W is its inverse, transposed
+    C += RIDGE * max(np.diag(C).mean(), 1e-12) * np.eye(len(C))
+    return float(scale), np.linalg.cholesky(C)
+
+
+def learn(
+    u: np.ndarray,
+    triplets: np.ndarray,
+    within: tuple[float, np.ndarray] | None = None,
+    *,
+    margin: float = MARGIN,
+    mu: float = MU,
+) -> np.ndarray:
+    """A (n_bits, n_bits) for outputs u (n, n_bits), whose geometry is `within`, and rows (query, more, less) (t, 3)."""
+    n_bits, mu = u.shape[1], mu * max(1.0, USUAL / len(triplets))
+    scale, root = geometry(u) if within is None else within
     rows, places = np.unique(triplets, return_inverse=True)
     query, more, less = places.reshape(-1, 3).T
     z = u[rows].astype(np.float64) * scale
@@ -76,16 +88,19 @@ def _minimum(loss: Callable[[np.ndarray], tuple[float, np.ndarray]], start: np.n
     return x
 
 
-def held_back(u: np.ndarray, triplets: np.ndarray, **how: float) -> tuple[np.ndarray, np.ndarray]:
+def held_back(
+    u: np.ndarray, triplets: np.ndarray, within: tuple[float, np.ndarray] | None = None, **how: float
+) -> tuple[np.ndarray, np.ndarray]:
     """The gaps of each triplet before and after learning from the triplets of other queries.
 
     The queries are dealt into folds: no triplet is judged by a layer that has seen a triplet of its query.
     """
     _, query = np.unique(triplets[:, 0], return_inverse=True)
     before, after = gaps(u, triplets), np.empty(len(triplets))
+    within = geometry(u) if within is None else within
     for fold in range(min(FOLDS, query.max() + 1)):
         mine = query % FOLDS == fold
-        after[mine] = gaps(u, triplets[mine], learn(u, triplets[~mine], **how))
+        after[mine] = gaps(u, triplets[mine], learn(u, triplets[~mine], within, **how))
     return before, after
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from hashlens.checksums import write_sealed
 from hashlens.clicks.file import Triplet, read_clicks
-from hashlens.clicks.learning import held_back, is_better, learn
+from hashlens.clicks.learning import geometry, held_back, is_better, learn
 from hashlens.clicks.outputs import outputs_of
 from hashlens.codes import Codes
 from hashlens.codes.encoder import Encoder
@@ -130,7 +130,8 @@ class _Work:
         row_of = {name: row for row, name in enumerate(names)}
         rows = np.array([[row_of[name] for name in triplet] for triplet in triplets], np.int64)
         self.progress.say(f"learn   from {counted(len(rows), 'click')} on {counted(facts['n_queries'], 'query')}")
-        before, after = held_back(u, rows)
+        within = geometry(u)
+        before, after = held_back(u, rows, within)
         facts |= {"right_before": _right(before), "right_after": _right(after)}
         facts["bits_nearer"] = round(float((after - before).mean()), 3)
         found = (
@@ -139,7 +140,7 @@ class _Work:
         )
         if not is_better(rows, before, after):
             return self._unchanged(f"{found}: not surely better, so nothing was changed", **facts)
-        A = learn(u, rows)
+        A = learn(u, rows, within)
         codes = [Codes.from_relaxed(u[some].astype(np.float64) @ A) for some in blocks(len(u), AT_ONCE)]
         self._replace(ids, Codes.concatenate(codes), A)
         changed = f"{found}: {counted(len(ids), 'image')} have new codes"

@@ -322,9 +322,7 @@ def _graph(hasher: Any, encoder: Encoder, model: Path, calibrate: Images | None)
     return graph.SerializeToString(), beside
 
 
-def append_projection(
-    graph: Any, mean: np.ndarray, projection: np.ndarray, kept: type[np.floating] = np.float64
-) -> None:
+def append_projection(graph: Any, mean: np.ndarray, projection: np.ndarray, kept: type[np.number] = np.float64) -> None:
     """(x - mean) W in double precision, as `LinearHasher` computes it; W may be `kept` in fewer bits."""
     from onnx import TensorProto, helper, numpy_helper
 

@@ -119,7 +119,7 @@ def find_duplicates(
     source : images, or an index of them.
     model : makes the codes of images by which look-alikes are found; the default is the general one.
     against : other images; then only groups with images of both are found, and the one to keep is of these.
-    radius : maximum Hamming distance of look-alikes; the default is an eighth of the bits, and -1 finds none.
+    radius : maximum Hamming distance of look-alikes; the default is a seventh of the bits, and -1 finds none.
     at : folder to keep the index of the images in, instead of the cache.
 
     >>> for group in hashlens.find_duplicates("photos").groups:
@@ -150,7 +150,7 @@ def find_duplicates(
     rows = np.flatnonzero(readable)
     across = against is not None
     search = _Search([paths[row] for row in rows], codes[rows], looks[rows], other[rows], across, shows, stop)
-    result.groups = search.groups(codes.n_bits // 8 if radius is None else radius)
+    result.groups = search.groups(codes.n_bits // 7 if radius is None else radius)
     result.n_ignored = search.n_ignored
     _remember(result.groups)
     return result

@@ -34,7 +34,7 @@ NOTE = {1: "name", 2: "value"}
 GRAPH = {1: "node", 2: "name", 5: "initializer", 11: "input", 12: "output"}
 NODE = {1: "input", 2: "output", 3: "name", 4: "operator", 5: "attribute"}
 ATTRIBUTE = {1: "name", 2: "float", 3: "int", 4: "text", 7: "floats", 8: "ints", 20: "type"}
-FLOAT, HALF, DOUBLE = 1, 10, 11  # types of tensors
+FLOAT, INT8, HALF, DOUBLE = 1, 3, 10, 11  # types of tensors
 TENSOR = {1: "dims", 2: "type", 4: "floats", 5: "ints", 7: "longs", 8: "name", 9: "raw", 10: "doubles"}
 
 
@@ -128,8 +128,8 @@ def _number(view: memoryview, at: int) -> tuple[int, int]:
 def multiply_outputs(content: bytes, A: np.ndarray) -> bytes:
     """The same file with u A (A is square) in the place of its outputs u; a ValueError if no linear layer makes these.
 
-    Only the weights of that layer change. Those that are kept in 16 bits have 32 afterwards: rounded again, they would
-    not give the signs of u A.
+    Only the weights of that layer change. Those that are kept in 8 or 16 bits have 32 afterwards: rounded again, they
+    would not give the signs of u A.
     """
     _require_plain(content)
     graph = dict(_fields(content, MODEL, "a model"))["graph"]
@@ -224,9 +224,9 @@ def _array(tensors: dict[str, Any], name: str) -> np.ndarray:
     if name not in tensors:
         raise ValueError(f"{name} is not a constant")
     fields = dict(tensors[name])
-    kinds: dict[Any, str] = {FLOAT: "<f4", HALF: "<f2", DOUBLE: "<f8"}
+    kinds: dict[Any, str] = {FLOAT: "<f4", INT8: "i1", HALF: "<f2", DOUBLE: "<f8"}
     if fields.get("type") not in kinds or "raw" not in fields:
-        raise ValueError(f"{name} is not an array of floats")
+        raise ValueError(f"{name} is not an array of numbers")
     dims: list[int] = []
     for what, value in tensors[name]:
         if what == "dims":
