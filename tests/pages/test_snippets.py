@@ -15,6 +15,7 @@ from hashlens import Codes
 ROOT = Path(__file__).parent.parent.parent
 WITH_PYTHON = [page for page in pages() if any(language == "python" for language, _ in blocks(page))]
 IMAGES = ("docs/howto/add-a-network.md",)  # pages whose `images` must be images; elsewhere features do, and are quicker
+SERVER = "db.example"  # what needs a server is run by tests/index/test_conformance.py; here, its names are looked up
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,12 @@ def test_python_of_a_page(page, place, monkeypatch):
     names = made_names(page)
     for language, text in blocks(page):
         if language == "python":
-            exec(compile(text, title(page), "exec"), names)
+            code = compile(text, title(page), "exec")
+            exec(_imports(text) if SERVER in text else code, names)
+
+
+def _imports(text):
+    return "\n".join(line for line in text.splitlines() if line.startswith(("import ", "from ")))
 
 
 def test_pages_have_python():
