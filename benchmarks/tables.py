@@ -343,6 +343,21 @@ def soak() -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
+def faults() -> str:
+    """What `python -m benchmarks.faults --out` found so far."""
+    found = json.loads((RESULTS / "faults.json").read_text(encoding="utf-8"))
+    rows = {
+        "faults": f"{found['faults']:,}",
+        "noticed, with the name of the file": f"{found['detected, file named']:,}",
+        "without effect: a copy, or a cache that is computed again": f"{found['same answer']:,}",
+        "noticed, without the name": f"**{found['file not named']}**",
+        "wrong answers, tracebacks, crashes": ", ".join(
+            f"**{found[what]}**" for what in ("silent differences", "tracebacks", "crashes")
+        ),
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
 def fuzz() -> str:
     """What `python -m benchmarks.parsers` tried so far."""
     record = json.loads((RESULTS / "fuzz.json").read_text(encoding="utf-8")).values()
@@ -659,6 +674,7 @@ TABLES = {
     "int8": int8,
     "load-test": load_test,
     "soak": soak,
+    "faults": faults,
     "fuzz": fuzz,
     "nuswide": nuswide,
     "copies": copies,

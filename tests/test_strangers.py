@@ -140,6 +140,14 @@ def test_a_tree_that_asks_for_what_is_not_there(models, tmp_path):
             hashlens.load(folder)
 
 
+def test_a_damaged_name_of_the_checksum_is_named(models, tmp_path):
+    shutil.copytree(models / "itq", tmp_path / "model")
+    place = tmp_path / "model" / "config.json"
+    place.write_text(place.read_text().replace('"checksum"', '"chfcksum"'))
+    with pytest.raises(DataError, match=r'config.json has the unknown entry "chfcksum"'):
+        hashlens.load(tmp_path / "model")
+
+
 def test_a_model_without_a_checksum_is_upgraded(models, tmp_path):
     shutil.copytree(models / "itq", tmp_path / "old")
     config = read_sealed(tmp_path / "old" / "config.json")

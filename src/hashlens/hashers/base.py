@@ -18,7 +18,7 @@ from sklearn.exceptions import NotFittedError
 import hashlens
 from hashlens.codes import Codes
 from hashlens.codes.bits import require_levels
-from hashlens.codes.model import FORMAT, WEIGHTS, ModelFolder
+from hashlens.codes.model import CONFIG, FORMAT, WEIGHTS, ModelFolder
 from hashlens.data.images import as_images
 from hashlens.data.labels import Labels, require_differences
 from hashlens.errors import DataError, HashlensError, MismatchError, StorageError, UsageError
@@ -313,7 +313,8 @@ class Hasher(Declared, ScikitLearn):
         state, again = self._state()
         header = {"hashlens": TEXT, "method": TEXT, "class": TEXT, "params": dict}
         schema = header | {optional("format"): FORMAT, optional("files"): {WEIGHTS: SHA256}}
-        conform(config, schema | {optional(name): json.loads(json.dumps(value)) for name, value in state.items()})
+        saved = {optional(name): json.loads(json.dumps(value)) for name, value in state.items()}
+        conform(config, schema | saved, CONFIG)
         again = {name: np.ascontiguousarray(array) for name, array in again.items()}  # as they are saved
         described = [{name: (a.shape, a.dtype) for name, a in some.items()} for some in (arrays, again)]
         if described[0] != described[1]:
