@@ -15,7 +15,7 @@ test: check           ## formatting, lint, types and all tests
 	$(BIN)/pytest --numprocesses auto --dist loadfile
 
 test-long: $(DEV)     ## the tests that `make test` leaves out, because they start many processes
-	HASHLENS_LONG=1 $(BIN)/pytest tests/test_ranks.py tests/index/test_conformance.py
+	HASHLENS_LONG=1 $(BIN)/pytest tests/test_ranks.py tests/codes/test_ray.py tests/index/test_conformance.py
 
 check: $(DEV)         ## formatting, lint and types
 	$(BIN)/ruff format --check src tests benchmarks docs examples

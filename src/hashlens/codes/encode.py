@@ -11,6 +11,7 @@ below `out`. `open_together` reads these folders as one.
 import logging
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -290,9 +291,11 @@ def _encoded_on_ray(
 
     if not missing:
         return
-    where = os.environ.get("RAY_ADDRESS")
+    where = os.environ.get("RAY_ADDRESS", "")
     try:
         if not ray.is_initialized():
+            if at := re.fullmatch(r"(?:ray://)?(.+):(\d+)", where):  # Ray itself would try for minutes
+                socket.create_connection((at[1], int(at[2])), timeout=10).close()
             ray.init(log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         raise UsageError(
