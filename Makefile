@@ -31,6 +31,7 @@ results: $(DEV)       ## rebuild the tables in README and docs from benchmarks/r
 	$(BIN)/python -m benchmarks.tables --write
 
 docs: $(DEV)          ## the site, in site/: strict, offline
+	rm -rf site  # pages that are no longer there
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs site
 	@echo "site/index.html"
 
