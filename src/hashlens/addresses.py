@@ -12,21 +12,18 @@ import functools
 import io
 import os
 import posixpath
-import random
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from hashlens.errors import DataError, DownloadError, HashlensError, StorageError, UsageError, require
 
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+if TYPE_CHECKING:  # imported where an address is used: every command loads this module
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 TRIES = 8  # half a minute in all
 FIRST_TRIES = 3  # of a store that has not answered yet: its address may be wrong
@@ -366,6 +363,8 @@ def _facts(protocol: str, fs: Any, path: str) -> dict[str, Any]:
     """Size and time of an object; fsspec would take a web server that fails for one that has no such file."""
     if protocol not in WEB:
         return fs.info(path)
+    from email.utils import parsedate_to_datetime
+
     from fsspec.asyn import sync
 
     async def ask() -> dict[str, Any]:
@@ -431,6 +430,8 @@ _answered: set[int] = set()  # file systems that have answered once
 
 def _tried(address: Address, request: Callable[[Any, str], Result], verb: str) -> Result:
     """What a store answers, at the latest after several tries."""
+    import random
+
     global tried_again
     number = 0
     while True:

@@ -12,7 +12,6 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
 from functools import cached_property
@@ -35,6 +34,8 @@ from hashlens.machine import in_threads, shares
 from hashlens.progress import counted
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import pyarrow as pa
 
 MAX_PIXELS = 89_478_485  # Pillow's own default: 256 MB of RGB
