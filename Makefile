@@ -35,8 +35,8 @@ docs: $(DEV)          ## the site, in site/: strict, offline
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs site
 	@echo "site/index.html"
 
-docs-test: docs       ## links of the site, every page in a browser, the long examples
-	HASHLENS_LONG=1 $(BIN)/pytest tests/pages
+docs-test: docs       ## links of the site, every page in a browser, the long examples, the wheel
+	HASHLENS_LONG=1 $(BIN)/pytest tests/pages tests/test_package.py
 
 fix: $(DEV)           ## format, and fix what the linter can
 	$(BIN)/ruff check --fix src tests benchmarks docs examples
