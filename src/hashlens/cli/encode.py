@@ -86,7 +86,7 @@ def export(
         Option(help="Images to check with.", show_default="CIFAR-10, if cached; of a run with --int8, its own"),
     ] = None,
     int8: Annotated[
-        bool, Option("--int8", help="Compute in 8 bits: about twice as fast, another model with nearly the same codes.")
+        bool, Option("--int8", help="A network in 8 bits: twice as fast, another model with nearly the same codes.")
     ] = False,
     as_json: JSON = False,
     quiet: QUIET = False,

@@ -7,7 +7,7 @@ EXPORTED/
   hasher/           for methods whose projection is not linear: what turns the features into relaxed outputs
 
 A linear projection is part of the graph, so that neither torch nor scikit-learn is needed. With int8 the network
-computes in 8 bits (int8.py): about twice as fast, but another model, whose codes do not mix with those of the original.
+computes in 8 bits (int8.py), about twice as fast, but it is another model: its codes do not mix with the original's.
 """
 
 from __future__ import annotations
