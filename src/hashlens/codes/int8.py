@@ -30,7 +30,7 @@ KINDS = ("Conv", "Add", "Clip", "Relu", "MaxPool")  # of layers that compute in 
 
 def calibrating(images: Images, n: int = CALIBRATED) -> Images:
     """n of the images at most, spread over all."""
-    return images[:: max(1, len(images) // n)]
+    return images[:: max(1, len(images) // n)][:n]
 
 
 def in_8_bits(model: Any, images: Images, *, windows: bool = True) -> Any:
