@@ -205,6 +205,7 @@ def encode(n: int = 1_000) -> Measured:
             Image.fromarray(colours).resize((640, 480), Image.Resampling.BICUBIC).save(f"{folder}/{i:04d}.jpg")
         paths = sorted(Path(folder).glob("*.jpg"))
         hasher = DTSH(48)
+        hasher.sampling_, hasher.n_classes_, hasher.long_bits_ = "in-batch", 0, 0  # what `fit` would choose
         hasher._build(paths)
         hasher.history_ = []
         network, size = hasher.network_.eval(), hasher.image_size_
