@@ -373,6 +373,18 @@ def fuzz() -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
+def general() -> str:
+    """What `python -m benchmarks.general DATA measure` measured."""
+    found = json.loads((RESULTS / "general.json").read_text(encoding="utf-8"))
+    lines = ["| images | how many | by the codes | by cosine of floats | share |", "|---|---:|---:|---:|---:|"]
+    for name, row in found["precision_at_8"].items():
+        scores = f"{row['general']:.3f} | {row['float_cosine']:.3f} | {row['ratio']:.2f}"
+        lines.append(f"| {name} | {row['n']:,} | {scores} |")
+    faster = found["speed"]["times_as_fast"]["from_files"]
+    lines += ["", f"From files to codes it is {faster:.1f} times as fast as the float network."]
+    return "\n".join(lines)
+
+
 def nuswide() -> str:
     """What `python -m benchmarks.nuswide --write` counted and measured."""
     found = json.loads((RESULTS / "speed" / "nuswide.json").read_text(encoding="utf-8"))
@@ -676,6 +688,7 @@ TABLES = {
     "soak": soak,
     "faults": faults,
     "fuzz": fuzz,
+    "general": general,
     "nuswide": nuswide,
     "copies": copies,
     "copies-tuning": copies_tuning,
