@@ -221,7 +221,11 @@ class DTSH(DeepHasher):
 
 
 class DTSHLoss(Loss):
-    """Mean over queries of [mean of softplus(-T) over the query's triplets in the batch + lambda ||u - sgn(u)||^2]."""
+    """Mean of softplus(-T) over the triplets of a query, then over queries, + lambda / 22,500 mean ||u - sgn(u)||^2.
+
+    Triplets are those inside the batch; queries without one do not count in the first mean. The paper's lambda stands
+    beside a sum over the 22,500 triplets that its code draws per query, so beside their mean it is divided by them.
+    """
 
     product = 0.5  # theta_ij is this times u_i . u_j
     own_positive = False  # whether an image is its own positive
