@@ -18,6 +18,7 @@ from hashlens.codes.model import REFINED, ModelFolder
 from hashlens.data.images import FileImages
 from hashlens.data.triplets import read_triplets
 from hashlens.errors import DataError, StorageError, UsageError
+from hashlens.files import write_text
 from hashlens.index.folder import IndexFolder
 
 # --- the file --------------------------------------------------------------------------------------------------------
@@ -339,17 +340,20 @@ def test_clicks_on_images_that_are_gone_are_left_out(small):
     assert found.n_images == 57 and found.n_clicks == 27 and found.n_left_out == 3
 
 
-def test_a_full_disk_after_the_index_was_replaced_leaves_its_model(small, monkeypatch):
+def test_a_full_disk_before_the_index_is_replaced_leaves_the_old_one(small, monkeypatch):
     name = IndexFolder.open(small.index).model["name"]
 
-    def full(path, to):
-        raise OSError(errno.ENOSPC, "no space")
+    def full(path, text):
+        if path.name == "index.json":  # its copy has the new model by now
+            raise OSError(errno.ENOSPC, "no space")
+        write_text(path, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr("hashlens.index.folder.copy_file", full)  # of index.json, which names the model by now
+        patch.setattr("hashlens.checksums.write_text", full)
         with pytest.raises(StorageError, match="the disk is full"):
             hashlens.refine(small.index)
-    assert IndexFolder.open(small.index).model["name"] == f"{name}-refined-1"
+    assert IndexFolder.open(small.index).model["name"] == name
+    assert hashlens.refine(small.index).model == f"{name}-refined-1"
     assert Encoder.load(small.index / f"{name}-refined-1").n_bits == 20
     assert hashlens.refine(small.index, undo=True).model == name
 

@@ -128,8 +128,9 @@ class MappedItems(Items):
         label = pa.Array.from_buffers(pa.string(), batch["n_labels"], buffers)
         known = self._buffer(batch["labels_known"]) if batch["labels_known"] else None
         if known is not None:  # whether Arrow counts labels of an image that has none depends on the function
-            lengths = np.diff(np.frombuffer(self._buffer(batch["labels"]), "<i4")[: batch["n"] + 1])
-            bits = np.unpackbits(np.frombuffer(known, np.uint8), bitorder="little")[: batch["n"]]
+            n = batch["n"]
+            lengths = np.diff(self._bytes(batch["labels"], 0, 4 * (n + 1)).view("<i4"))
+            bits = np.unpackbits(self._bytes(batch["labels_known"], 0, -(-n // 8)), bitorder="little")[:n]
             if np.any(lengths[bits == 0]):
                 raise ValueError("it has labels of an image that has none")
         kind = ITEMS.field("labels").type
