@@ -116,7 +116,7 @@ def measure(data: Path) -> None:
     before = json.loads((RESULTS / "refine.json").read_text("utf-8"))
     kept = before["data"] if all(before.get(what) == value for what, value in found.items()) else {}
     found["data"] = kept
-    for name, n in product(("birds100", "grocery81"), (TRIPLETS, 20, 200, 1_000)):
+    for n, name in product((TRIPLETS, 20, 200, 1_000), ("birds100", "grocery81")):
         rows: dict[str, Any] = found["data"].setdefault(name, {"by_triplets": {}})["by_triplets"]
         if str(n) not in rows:
             folder = opened(data / name)
