@@ -130,6 +130,7 @@ WRONG = [  # what is typed, exit code, words of the sentence
         "faiss has no setting 'probe' (did you mean 'n_probe'",
     ),
     ("index copy index --engine faiss --to photos", 2, "is not the folder of a faiss index; choose another --to"),
+    ("search query.jpg photos", 2, "run: hashlens search photos query.jpg"),
     ("search index nowhere.jpg", 3, "nowhere.jpg"),
     ("search index broken.jpg", 3, "broken.jpg"),
     ("search index abc", 2, "hex digits"),

@@ -13,9 +13,10 @@ import typer
 from typer import Argument, Option
 
 from hashlens.cli.options import JSON, QUIET, interruptible
+from hashlens.data.formats import EXTENSIONS
 from hashlens.data.sources import SOURCES
 from hashlens.errors import UsageError
-from hashlens.files import require_kind
+from hashlens.files import quoted, require_kind
 from hashlens.index import ENGINES, SERVERS
 from hashlens.progress import Progress
 
@@ -94,6 +95,10 @@ def search(
         if engine is None:
             raise UsageError(f"what to search for in {index} is missing, such as query.jpg")
         named, query = None, index
+    elif Path(index).suffix.lower() in EXTENSIONS and Path(query).is_dir():
+        raise UsageError(
+            f"{index} is an image and {query} a folder; run: hashlens search {quoted(query)} {quoted(index)}"
+        )
     with interruptible() as stop:
         searcher = open_named(named, model, engine, at, settings or (), kept, progress=Progress(quiet), stop=stop)
     with closing(searcher):
