@@ -340,7 +340,7 @@ def soak() -> str:
         "stopped within": f"{found['seconds_to_stop']} s",
         "load of the two cores before, after": f"{found['load'][0]}, {found['load'][1]}",
     }
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+    return _facts(rows)
 
 
 def faults() -> str:
@@ -355,7 +355,7 @@ def faults() -> str:
             f"**{found[what]}**" for what in ("silent differences", "tracebacks", "crashes")
         ),
     }
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+    return _facts(rows)
 
 
 def fuzz() -> str:
@@ -370,7 +370,7 @@ def fuzz() -> str:
         "time of each parser": f"{duration(least)} to {duration(most)}",
         "tracebacks and crashes, all fixed since": f"{sum(len(one['found']) for one in record)}",
     }
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+    return _facts(rows)
 
 
 def general() -> str:
@@ -649,6 +649,11 @@ def ranks() -> str:
         f"On CIFAR-10, setting 1 at 32 bits{some}, one process reaches a MAP of {found['one']['map']:.4f} and two ranks"
         f" {found['two']['map']:.4f} (`python -m benchmarks.ranks map`): the steps differ by rounding in bfloat16."
     )
+
+
+def _facts(rows: dict[str, str]) -> str:
+    """A table of names and values, without a heading."""
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
 def _big() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from hashlens.index.order import Found, ordered
 
 class Index:
     exact = True
+    second_bits: int = 0  # of the second codes; 0: there are none
 
     def __init__(self, n_bits: int):
         self.n_bits = n_bits
@@ -101,6 +102,18 @@ class Index:
                 f"the index holds codes of {self.n_bits} bits, these have {codes.n_bits}; encode with the same model"
             )
         require_same_bits(codes, codes)
+
+    def require_second(self, codes: Codes) -> Codes:
+        """Codes as the index holds them: with a second code, or without."""
+        if not self.second_bits:
+            return codes.first
+        if codes.second_bits != self.second_bits:
+            found = f"ones of {codes.second_bits}" if codes.second else "none"
+            raise MismatchError(
+                f"the index holds second codes of {self.second_bits} bits, these codes have {found}; encode with the"
+                " same model"
+            )
+        return codes
 
 
 def require_numbers(k: int | None = None, radius: int | None = None) -> None:

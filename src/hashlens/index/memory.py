@@ -410,18 +410,6 @@ class HammingIndex(Index):
         ids = [part.ids(still) for part, still in zip(parts, places, strict=True)]
         return Codes.concatenate(codes), np.concatenate(ids)
 
-    def require_second(self, codes: Codes) -> Codes:
-        """Codes as the index holds them: with a second code, or without."""
-        if not self.second_bits:
-            return codes.first
-        if codes.second_bits != self.second_bits:
-            found = f"ones of {codes.second_bits}" if codes.second else "none"
-            raise MismatchError(
-                f"the index holds second codes of {self.second_bits} bits, these codes have {found}; encode with the"
-                " same model"
-            )
-        return codes
-
 
 def _within(query: np.ndarray, n_bits: int, part: Part, radius: int) -> Found:
     by_tree = part.tree is not None and radius <= part.tree.radius

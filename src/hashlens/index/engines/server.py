@@ -195,17 +195,6 @@ class Engine(Index):
             with self._writing():
                 self._set_mtimes(dict(mtimes))
 
-    def require_second(self, codes: Codes) -> Codes:
-        if not self.second_bits:
-            return codes.first
-        if codes.second_bits != self.second_bits:
-            found = f"ones of {codes.second_bits}" if codes.second else "none"
-            raise MismatchError(
-                f"{self.path} holds second codes of {self.second_bits} bits, these codes have {found}; encode with the"
-                " same model"
-            )
-        return codes
-
     def require_by(self, by: str) -> None:
         if by not in BY:
             raise UsageError(f"by must be one of {', '.join(BY)}, got {by!r}")
