@@ -90,21 +90,21 @@ def test_every_level_finds_what_numpy_finds(level, search, share, radius):
 @compiled
 @pytest.mark.parametrize("level", LEVELS)
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(search=searches(), label_sets=st.booleans(), topk=st.integers(1, 10_000))
-def test_every_level_ranks_as_numpy_does(level, search, label_sets, topk):
+@given(search=searches(), label_sets=st.booleans(), n_labels=st.sampled_from([1, 3, 40]), topk=st.integers(1, 10_000))
+def test_every_level_ranks_as_numpy_does(level, search, label_sets, n_labels, topk):
     parts, queries, n_bits, _ = search
-    (part, *_), n_labels = parts, 3
+    (part, *_) = parts
     rng = np.random.default_rng(len(part))
     words = 2 if label_sets else 1
     labels = np.zeros((words, len(part.blocks) * LANES), np.uint64)
     labels[:, : len(part)] = rng.integers(0, n_labels, (words, len(part)))
     own = rng.integers(0, n_labels, (len(queries), words)).astype(np.uint64)
-    slot = np.searchsorted([5, 60], np.arange(len(part)), side="right").astype(np.int32)
+    cutoffs = np.array([5, 60, 10_000])
     found = []
     for kernel in (Compiled(level), Numpy()):
         items, hits = np.zeros((2, len(queries), n_bits + 1), np.int64)
         at, total = np.zeros((len(queries), 3), np.int64), np.zeros(len(queries))
-        kernel.rank(part.blocks, len(part), queries, own, labels, label_sets, slot, topk, items, hits, at, total)
+        kernel.rank(part.blocks, len(part), queries, own, labels, label_sets, cutoffs, topk, items, hits, at, total)
         found.append((items, hits, at, total))
     for mine, wanted in zip(*found, strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=1e-12)

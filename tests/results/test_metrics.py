@@ -516,6 +516,8 @@ def test_mismatched_inputs_are_refused():
         evaluate_ranking(query, database, query_labels, database_labels[0])
     with pytest.raises(MismatchError, match="12 and of 16 bits"):
         evaluate_ranking(query, random_data(16)[1], query_labels, database_labels)
+    with pytest.raises(UsageError, match="MAP takes Codes, got ndarray; make them with Codes"):
+        evaluate_codes(query.signs(), database.signs(), query_labels, database_labels)
     with pytest.raises(DataError, match="the query is empty"):
         evaluate_ranking(query[:0], database, query_labels[:0], database_labels)
     with pytest.raises(DataError, match="the database is empty"):

@@ -144,6 +144,11 @@ class Codes:
         return f"<table><caption>{len(self):,} codes of {self.n_bits} bits</caption>{cells}{more}</table>"
 
 
+def require_codes(taker: str, codes: Any) -> None:
+    if not isinstance(codes, Codes):
+        raise UsageError(f"{taker} takes Codes, got {type(codes).__name__}; make them with Codes.from_relaxed")
+
+
 def require_levels(n_bits: int, second_bits: int) -> None:
     """Refuse a second code where the first is so long that it has no ties worth ordering."""
     if second_bits and (n_bits + 1) * (second_bits + 1) > MOST_LEVELS:

@@ -42,21 +42,23 @@ def count_by_distance(
     require_same_bits(query, database)
     items = np.zeros((len(query), query.n_bits + 1), np.int64)
     hits = np.zeros_like(items)
-    found = np.zeros((len(query), len(cutoffs) + 1), np.int64)
+    found = np.zeros((len(query), len(cutoffs)), np.int64)
     precision_sum = np.zeros(len(query))
-    # slot[position] is the first cutoff that includes it; the last slot takes what no cutoff includes
-    slot = np.searchsorted(cutoffs, np.arange(len(database)), side="right").astype(np.int32)
+    cutoffs = np.ascontiguousarray(cutoffs, np.int64)
     queries, blocks_ = np.ascontiguousarray(query.packed), to_blocks(database.packed)
     labels = np.pad(database_labels, ((0, 0), (0, -len(database) % LANES)))
+    order = np.lexsort(query_labels.T)  # what is relevant is found once for queries with the same labels
+    queries, query_labels = queries[order], query_labels[order]
 
     def work(rows: slice) -> None:
         kernels().rank(
             blocks_, len(database), queries[rows], query_labels[rows], labels, label_sets,
-            slot, topk, items[rows], hits[rows], found[rows], precision_sum[rows],
+            cutoffs, topk, items[rows], hits[rows], found[rows], precision_sum[rows],
         )  # fmt: skip
 
     in_threads(work, blocks(len(query), BLOCK))
-    return items, hits, found.cumsum(axis=1)[:, :-1], precision_sum
+    back = np.argsort(order)
+    return items[back], hits[back], found[back], precision_sum[back]
 
 
 def require_same_bits(a: Codes, b: Codes) -> None:

@@ -26,10 +26,10 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL import BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin  # isort: skip # noqa: F401
 
 from hashlens.addresses import Address, Place, ahead, below, place
-from hashlens.data.formats import HAS_HEIC, HEIC, NEEDS_HEIC, decoders
+from hashlens.data.formats import HAS_HEIC, HEIC, decoders
 from hashlens.data.headers import Costly, require_cheap, too_many_pixels
 from hashlens.data.resize import crop
-from hashlens.errors import DataError, DownloadError, StorageError, UsageError
+from hashlens.errors import DataError, DownloadError, StorageError, UsageError, to_install
 from hashlens.machine import in_threads, shares
 from hashlens.progress import counted
 
@@ -47,7 +47,7 @@ INSIDE = "::"  # shards/00000.tar::cats/1.jpg; a name inside a tar file is never
 MISSING, FOLDER, UNKNOWN_HEIC = "no such file", "a folder", "a HEIC photo"
 FORBIDDEN, NO_MEMORY = "permission denied", "more than the memory that is left for it"
 PASSING = (FORBIDDEN, NO_MEMORY, UNKNOWN_HEIC)  # reasons that go away while the file stays as it is
-ADVICE = {MISSING: "check the path", FOLDER: "check the path", UNKNOWN_HEIC: f"to read those, run: {NEEDS_HEIC}"}
+ADVICE = {MISSING: "check the path", FOLDER: "check the path"}
 LIMIT = re.compile(r"limit|more than")  # in the reason for which `headers.py` or a decoder of the server gives up
 
 
@@ -60,6 +60,8 @@ class UnreadableImage(DataError):
 
 
 def _advice(reason: str) -> str:
+    if reason == UNKNOWN_HEIC:
+        return f"to read those, run: {to_install('heif')}"
     usual = "save it again, smaller or simpler" if LIMIT.search(reason) else "repair or remove it"
     return ADVICE.get(reason, usual)
 
@@ -467,7 +469,8 @@ def _content(file: Path | io.BytesIO) -> bytes:
         content = file.getvalue()
     else:
         with file.open("rb") as opened:
-            content = opened.read(MAX_BYTES + 1)
+            n_bytes = os.fstat(opened.fileno()).st_size or MAX_BYTES  # a pipe says 0
+            content = opened.read(min(n_bytes, MAX_BYTES) + 1)  # Python first makes room for all that is asked for
     if len(content) > MAX_BYTES:
         raise Costly(f"more than {MAX_BYTES / 1e6:,.0f} MB")
     return content

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hashlens.codes import Codes
+from hashlens.codes.bits import require_codes
 from hashlens.codes.hamming import require_same_bits
 from hashlens.errors import DataError, MismatchError, UsageError
 from hashlens.index.order import Found, ordered
@@ -95,8 +96,7 @@ class Index:
         raise NotImplementedError
 
     def _require(self, codes: Codes) -> None:
-        if not isinstance(codes, Codes):
-            raise UsageError(f"an index takes Codes, got {type(codes).__name__}; make them with Codes.from_relaxed")
+        require_codes("an index", codes)
         if codes.n_bits != self.n_bits:
             raise MismatchError(
                 f"the index holds codes of {self.n_bits} bits, these have {codes.n_bits}; encode with the same model"

@@ -1,4 +1,4 @@
-"""Kernels: codes in blocks in, the nearest, those within a radius and counts by distance out.
+"""Kernels: codes in blocks in, the nearest, those within a radius and counts by distance out; and images scaled.
 
 core.c is compiled when hashlens is installed and picks the instructions of the processor at run time (compiled.py).
 Where there was no compiler, numpy does the same, more slowly (in_numpy.py); the tests hold both against each other.

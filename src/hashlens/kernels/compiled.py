@@ -22,6 +22,8 @@ ARGUMENTS = {  # of the functions of core.c
     "look_up": "ppiipippppnpp",
     "group": "pnnpp",
     "arrange": "pnnp",
+    "across": "ipnnppnnpn",
+    "down": "ipnppnnp",
 }
 
 
@@ -162,7 +164,7 @@ class Compiled:
         query_labels: np.ndarray,
         labels: np.ndarray,
         label_sets: bool,
-        slot: np.ndarray,
+        cutoffs: np.ndarray,
         topk: int,
         items: np.ndarray,
         hits: np.ndarray,
@@ -171,7 +173,7 @@ class Compiled:
     ) -> None:
         codes = (blocks, n, queries, *queries.shape, items.shape[1] - 1)
         relevant = (query_labels, labels, len(labels), label_sets)
-        cuts = (slot, found.shape[1], topk)
+        cuts = (cutoffs, len(cutoffs), topk)
         _call("rank", self._level, *codes, *relevant, *cuts, items, hits, found, precision_sum)
 
     def look_up(
@@ -188,6 +190,15 @@ class Compiled:
         structs = Structs([rows], (False,))
         tables = (radii, len(radii), masks, ends, starts, places)
         return _found("look_up", structs.array, query, len(query), radius, *tables)
+
+    def across(self, pixels: int, width: int, rows: np.ndarray, first: np.ndarray, weights: np.ndarray) -> None:
+        """Fill rows (n, a multiple of 4, 4) from as many rows of pixels, at an address; see data/resize.py."""
+        given = len(rows), width, first, weights, weights.shape[1], len(first)
+        _call("across", self._level, pixels, *given, rows, rows.shape[1])
+
+    def down(self, rows: np.ndarray, image: np.ndarray, first: np.ndarray, weights: np.ndarray) -> None:
+        """Fill the image (size, size, 3) from such rows."""
+        _call("down", self._level, rows, rows[0].nbytes, first, weights, weights.shape[1], len(first), image)
 
 
 def grouped(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-/* Codes in blocks in; nearest codes, codes within a radius and counts by distance out.
+/* Codes in blocks in; nearest codes, codes within a radius and counts by distance out. Pixels in; scaled images out.
  *
  * A block holds 64 codes, byte by byte: row i has byte i of each of them, one line of memory and one vector register.
  * Everything here rests on two loops: `next_near` reads blocks until one has a code nearer than a limit, and `bounds`
@@ -15,6 +15,9 @@
 #define NARROW 31   /* bytes of a code whose distance always fits in a byte */
 #define TILE 16384  /* bytes of codes that stay in the first cache while all queries pass over them */
 #define QUERIES 256 /* that pass over a tile together */
+#define MEASURED 8  /* blocks whose distances are kept */
+#define DENSE 4     /* if more than a quarter of all codes are relevant, they are counted otherwise */
+#define PRECISION 22 /* bits after the point of a weight, as in Pillow */
 #define MEMORY (64 << 20) /* bytes for what these keep, as far as possible */
 
 /* ---- the levels */
@@ -50,15 +53,31 @@ typedef struct {
         uint16_t *distances, uint64_t *mask);
     uint64_t (*bounds)(
         const uint8_t *values, const uint8_t *masks, const uint8_t *query, int n_bytes, int limit, uint16_t *out);
+    void (*tally)(
+        const uint8_t *blocks, int64_t n, const uint8_t *spread, int n_bytes, int n_bits, const uint64_t *relevant,
+        int64_t n_relevant, uint32_t *counts, uint64_t *hits, uint64_t *noted, uint16_t *at);
+    double (*add_up)(
+        const uint64_t *noted, const uint16_t *at, int64_t n_noted, const uint64_t *offsets, int32_t topk,
+        int32_t *places);
+    void (*across)(
+        const uint8_t *pixels, int64_t n_rows, int64_t width, const int32_t *first, const int32_t *weights,
+        int64_t n_taps, int64_t size, uint8_t *out, int64_t out_width);
+    void (*down)(
+        const uint8_t *rows, int64_t n_bytes, const int32_t *first, const int32_t *weights, int64_t n_taps,
+        int64_t size, uint8_t *row, uint8_t *out);
 } level;
 
 static const level LEVELS[] = {
-    {"plain", spread_plain, next_near_plain, bounds_plain},
+    {"plain", spread_plain, next_near_plain, bounds_plain, tally_plain, add_up_plain, across_plain,
+     down_plain},
 #if defined(__x86_64__)
-    {"avx2", spread_avx2, next_near_avx2, bounds_avx2},
-    {"avx512", spread_avx512, next_near_avx512, bounds_avx512},
+    {"avx2", spread_avx2, next_near_avx2, bounds_avx2, tally_avx2, add_up_avx2, across_avx2,
+     down_avx2},
+    {"avx512", spread_avx512, next_near_avx512, bounds_avx512, tally_avx512, add_up_avx512, across_avx512,
+     down_avx512},
 #elif defined(__aarch64__)
-    {"neon", spread_neon, next_near_neon, bounds_neon},
+    {"neon", spread_neon, next_near_neon, bounds_neon, tally_neon, add_up_neon, across_neon,
+     down_neon},
 #endif
 };
 #define N_LEVELS ((int)(sizeof(LEVELS) / sizeof(LEVELS[0])))
@@ -461,67 +480,70 @@ EXPORT int64_t hashlens_histogram(
     return done;
 }
 
+/* A bit for each code that shares a label with a query; labels are (words, blocks * 64). Returns how many do. */
+static int64_t share_label(
+    const uint64_t *own, const uint64_t *labels, int label_words, int label_sets, int64_t n, uint64_t *relevant) {
+    int64_t padded = blocks_of(n) * LANES, n_relevant = 0;
+    for (int64_t block = 0; block * LANES < n; block++) {
+        const uint64_t *theirs = labels + block * LANES;
+        uint64_t mask = 0;
+        for (int lane = 0; lane < LANES; lane++) {
+            uint64_t common = label_sets ? 0 : theirs[lane] == own[0];
+            for (int w = 0; w < (label_sets ? label_words : 0); w++) common |= theirs[w * padded + lane] & own[w];
+            mask |= (uint64_t)(common != 0) << lane;
+        }
+        relevant[block] = mask & there(NULL, n, block);
+        n_relevant += __builtin_popcountll(relevant[block]);
+    }
+    return n_relevant;
+}
+
 /* What a ranking of n codes by (distance, place) is worth to each query; see count_by_distance in codes/hamming.py.
- * One pass over the codes: an item that is relevant notes how many items, and how many relevant ones, were counted at
- * its distance before it. Its place in the ranking is that, after the items at lower distances. */
+ * One pass over the codes: of an item that is relevant it is noted how many items, and how many relevant ones, are at its
+ * distance up to it. Its place in the ranking is that, after the items at lower distances. Neighbouring queries with the
+ * same labels are faster. */
 EXPORT int64_t hashlens_rank(
     int number, const uint8_t *blocks, int64_t n, const uint8_t *queries, int64_t n_queries, int n_bytes, int n_bits,
     const uint64_t *query_labels, const uint64_t *labels, /* (n_queries, words) and (words, blocks * 64) */
-    int64_t label_words, int label_sets, const int32_t *slot, int64_t n_slots, int64_t topk, int64_t *items,
+    int64_t label_words, int label_sets, const int64_t *cutoffs, int64_t n_cutoffs, int64_t topk, int64_t *items,
     int64_t *hits, int64_t *found, double *precision_sum) {
     const level *l = LEVELS + number;
-    int64_t n_blocks = blocks_of(n), n_levels = n_bits + 1, padded = n_blocks * LANES, done = -1;
+    int64_t n_levels = n_bits + 1, n_relevant = 0, done = -1;
     uint8_t *spread = aligned_alloc(64, (size_t)n_bytes * LANES);
-    uint64_t *counts = malloc(8 * (n_levels + 1)), *offsets = malloc(8 * (n_levels + 1));
-    uint64_t *relevant = malloc(8 * (n + 1)); /* items (low half) and relevant items (high half) */
-    uint16_t *at = malloc(2 * (n + 1)), distances[LANES];
-    uint64_t mask;
-    if (!spread || !counts || !offsets || !relevant || !at) goto end;
+    uint32_t *counts = malloc(4 * 2 * n_levels);
+    uint64_t *relevant = malloc(8 * blocks_of(n) + 8), *noted = malloc(8 * n + 8);
+    uint64_t *offsets = malloc(8 * n_levels), *hit = malloc(8 * n_levels);
+    uint16_t *at = malloc(2 * n + 2);
+    int32_t *places = malloc(4 * n + 4);
+    if (!spread || !counts || !relevant || !noted || !offsets || !hit || !at || !places) goto end;
     for (int64_t q = 0; q < n_queries; q++) {
         const uint64_t *own = query_labels + q * label_words;
-        int64_t n_relevant = 0;
+        if (!q || memcmp(own, own - label_words, 8 * label_words))
+            n_relevant = share_label(own, labels, (int)label_words, label_sets, n, relevant);
         l->spread(queries + q * n_bytes, n_bytes, spread);
-        memset(counts, 0, 8 * (n_levels + 1));
-        for (int64_t block = 0; block < n_blocks; block++) {
-            uint8_t is_relevant[LANES];
-            const uint64_t *theirs = labels + block * LANES;
-            l->next_near(blocks, block, block + 1, spread, n_bytes, n_bits + 1, distances, &mask);
-            if (label_sets) {
-                uint64_t common[LANES] = {0};
-                for (int64_t w = 0; w < label_words; w++)
-                    for (int lane = 0; lane < LANES; lane++) common[lane] |= theirs[w * padded + lane] & own[w];
-                for (int lane = 0; lane < LANES; lane++) is_relevant[lane] = common[lane] != 0;
-            } else {
-                for (int lane = 0; lane < LANES; lane++) is_relevant[lane] = theirs[lane] == own[0];
-            }
-            int last = (int)smaller(n - block * LANES, LANES);
-            for (int lane = 0; lane < last; lane++) {
-                uint64_t one = is_relevant[lane];
-                uint64_t now = counts[distances[lane]] += 1 + (one << 32);
-                relevant[n_relevant] = now; /* an item that is not relevant is overwritten by the next */
-                at[n_relevant] = distances[lane];
-                n_relevant += (int64_t)one;
-            }
-        }
-        uint64_t before = 0;
+        memset(counts, 0, 4 * 2 * n_levels), memset(hit, 0, 8 * n_levels);
+        l->tally(blocks, n, spread, n_bytes, n_bits, relevant, n_relevant, counts, hit, noted, at);
+        uint64_t before = 0; /* at lower distances: items (low half) and relevant items (high half) */
         for (int64_t d = 0; d < n_levels; d++) {
-            items[q * n_levels + d] = (int64_t)(counts[d] & 0xFFFFFFFF);
-            hits[q * n_levels + d] = (int64_t)(counts[d] >> 32);
+            hit[d] += counts[d] + counts[n_levels + d];
+            items[q * n_levels + d] = (int64_t)(hit[d] & 0xFFFFFFFF);
+            hits[q * n_levels + d] = (int64_t)(hit[d] >> 32);
             offsets[d] = before;
-            before += counts[d];
+            before += hit[d];
         }
-        double total = 0;
-        for (int64_t r = 0; r < n_relevant; r++) {
-            uint64_t both = relevant[r] + offsets[at[r]];
-            int64_t place = (int64_t)(both & 0xFFFFFFFF); /* from 1 */
-            found[q * n_slots + slot[place - 1]]++;
-            if (place <= topk) total += (double)(both >> 32) / (double)place;
+        precision_sum[q] = l->add_up(noted, at, n_relevant, offsets, (int32_t)smaller(topk, n), places);
+        for (int64_t c = 0, low = 0; c < n_cutoffs; c++) {
+            for (int64_t high = n_relevant; low < high;) {
+                int64_t middle = (low + high) / 2;
+                if (places[middle] <= cutoffs[c]) low = middle + 1;
+                else high = middle;
+            }
+            found[q * n_cutoffs + c] = low;
         }
-        precision_sum[q] = total;
     }
     done = 0;
 end:
-    free(spread), free(counts), free(offsets), free(relevant), free(at);
+    free(spread), free(counts), free(relevant), free(noted), free(offsets), free(hit), free(at), free(places);
     return done;
 }
 
@@ -630,5 +652,26 @@ EXPORT int64_t hashlens_arrange(uint64_t *codes, int64_t n, int64_t n_words, uin
     if (!ones) return -1;
     split(codes, n_words, order, n, ones);
     free(ones);
+    return 0;
+}
+
+/* ---- images
+
+ * Rows of pixels of four bytes (red, green, blue, anything), scaled as Pillow does it: first across, rounded to bytes,
+ * then down. The weights are Pillow's own, in its fixed point, so that every byte is the same. */
+EXPORT int64_t hashlens_across(
+    int number, const uint8_t *pixels, int64_t n_rows, int64_t width, const int32_t *first, const int32_t *weights,
+    int64_t n_taps, int64_t size, uint8_t *out, int64_t out_width) {
+    LEVELS[number].across(pixels, n_rows, width, first, weights, n_taps, size, out, out_width);
+    return 0;
+}
+
+EXPORT int64_t hashlens_down(
+    int number, const uint8_t *rows, int64_t n_bytes, const int32_t *first, const int32_t *weights, int64_t n_taps,
+    int64_t size, uint8_t *out) {
+    uint8_t *row = malloc((size_t)n_bytes);
+    if (!row) return -1;
+    LEVELS[number].down(rows, n_bytes, first, weights, n_taps, size, row, out);
+    free(row);
     return 0;
 }

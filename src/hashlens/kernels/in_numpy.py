@@ -71,11 +71,11 @@ class Numpy:
         query_labels: np.ndarray,  # (q, label_words) uint64
         labels: np.ndarray,  # (label_words, n_blocks * 64) uint64
         label_sets: bool,
-        slot: np.ndarray,  # (n,) int32: the first cutoff that includes a place
+        cutoffs: np.ndarray,  # (c,) int64, ascending
         topk: int,
         items: np.ndarray,  # (q, n_bits + 1) int64
         hits: np.ndarray,  # (q, n_bits + 1) int64
-        found: np.ndarray,  # (q, slots) int64
+        found: np.ndarray,  # (q, c) int64
         precision_sum: np.ndarray,  # (q,) float64
     ) -> None:
         """What a ranking by (distance, place) is worth to each query; see codes/hamming.py."""
@@ -87,7 +87,7 @@ class Numpy:
             items[i] = np.bincount(d, minlength=items.shape[1])
             hits[i] = np.bincount(d[relevant], minlength=items.shape[1])
             places = np.flatnonzero(relevant[np.argsort(d, kind="stable")])
-            np.add.at(found[i], slot[places], 1)
+            found[i] = np.searchsorted(places, cutoffs)
             places = places[places < topk] + 1
             precision_sum[i] = (np.arange(1, len(places) + 1) / places).sum()
 

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from hashlens.codes import Codes
+from hashlens.codes.bits import require_codes
 from hashlens.codes.hamming import count_by_distance, distances
 from hashlens.data.labels import Labels, relevant, require_comparable
 from hashlens.errors import DataError, MismatchError, UsageError
@@ -195,6 +196,7 @@ def evaluate_ranking(
     query_labels, database_labels = Labels.of(query_labels), Labels.of(database_labels)
     require_comparable(query_labels, database_labels)
     for name, codes, labels in (("query", query, query_labels), ("database", database, database_labels)):
+        require_codes("MAP", codes)
         if len(codes) != len(labels):
             raise MismatchError(f"the {name} has {len(codes)} codes and {len(labels)} labels; give one label per code")
         if not len(codes):
