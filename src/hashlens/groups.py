@@ -22,12 +22,11 @@ from hashlens.machine import blocks
 from hashlens.progress import Progress, counted
 from hashlens.search import open_index
 
-SAMPLE = 5_000  # images on which the number of groups is chosen
 FITTED = 50_000  # images that the groups are found on, at least; each of the others goes to the nearest group
 AT_ONCE = 4_096  # images that are put into groups at a time
 SHOWN = 24  # images of a group on the page
-FEWEST, MOST = 2, 64  # groups, if the number is not given
-FEW = 5  # images per group, on average, at least: fewer are no class to learn
+MOST = 64  # groups, if the number is not given: nobody looks through more
+FEW = 5  # images per group that the groups are found on, at least
 THUMBNAIL = 160
 
 
@@ -38,7 +37,6 @@ class Groups:
     source: str
     groups: list[list[str]]
     chosen: bool  # whether the number of groups was chosen here
-    silhouette: dict[int, float]  # of the numbers that were tried
 
     @property
     def n_images(self) -> int:
@@ -52,7 +50,6 @@ class Groups:
             "source": self.source,
             "n_images": self.n_images,
             "n_groups": len(self.groups),
-            "silhouette": {str(n): round(value, 4) for n, value in self.silhouette.items()},
             "groups": [{"name": self.name(number), "paths": paths} for number, paths in enumerate(self.groups)],
         }
 
@@ -69,13 +66,13 @@ def find_groups(
 ) -> Groups:
     """Cluster the images of a source by their codes.
 
-    Without `n`, the number of groups is the one with the highest silhouette on a sample.
+    Without `n`, there are as many groups as the root of half the number of images, at most 64. The silhouette, the
+    usual criterion, chose two for every folder that was measured (`benchmarks/groups.py`).
     """
     require("sklearn", why="groups")
     from sklearn.cluster import KMeans
 
-    shows = Progress.of(progress)
-    index = open_index(os.fspath(source), model, at=at, progress=shows, stop=stop)
+    index = open_index(os.fspath(source), model, at=at, progress=Progress.of(progress), stop=stop)
     paths, codes = listed(index)
     n_different = len(np.unique(codes.packed, axis=0))
     if n is not None and not 1 <= n <= n_different:
@@ -84,17 +81,13 @@ def find_groups(
             f" different codes, got {n}"
         )
     order = np.random.default_rng(seed).permutation(len(paths))
-    tried = {}
-    if n is None:
-        most = min(MOST, n_different - 1, len(paths) // FEW)
-        tried = _silhouettes(_bits(codes[np.sort(order[:SAMPLE])]), most, seed, shows, stop)
-    n_groups = n or max(tried, key=tried.__getitem__, default=1)
+    n_groups = n or usual_number(len(paths), n_different)
     drawn = np.sort(order[: max(FITTED, FEW * n_groups)])
     require_going(stop)
-    fitted = KMeans(n_groups, n_init=4, random_state=seed).fit(_bits(codes[drawn]))
+    fitted = KMeans(n_groups, n_init=4, random_state=seed).fit(bits_of(codes[drawn]))
     labels, apart = np.empty(len(paths), np.int32), np.empty(len(paths), np.float32)
     for some in blocks(len(paths), AT_ONCE):
-        bits = _bits(codes[some])
+        bits = bits_of(codes[some])
         labels[some] = fitted.predict(bits)
         apart[some] = np.linalg.norm(bits - fitted.cluster_centers_[labels[some]], axis=1)
     groups = []
@@ -102,31 +95,21 @@ def find_groups(
         rows = np.flatnonzero(labels == number)
         groups.append([paths[row] for row in rows[np.argsort(apart[rows], kind="stable")]])
     groups.sort(key=lambda group: (-len(group), group[0]))
-    return Groups(os.fspath(source), groups, n is None, tried)
+    return Groups(os.fspath(source), groups, n is None)
 
 
-def _bits(codes: Codes) -> np.ndarray:
+def bits_of(codes: Codes) -> np.ndarray:
     """As numbers, (n, n_bits) float32: 32 times the memory of the codes."""
     return np.unpackbits(codes.packed, axis=1)[:, : codes.n_bits].astype(np.float32)
 
 
-def _silhouettes(
-    sample: np.ndarray, most: int, seed: int, progress: Progress, stop: Callable[[], bool]
-) -> dict[int, float]:
-    from sklearn.cluster import KMeans
-    from sklearn.metrics import silhouette_score
+def usual_number(n_images: int, n_different: int) -> int:
+    """How many groups: with n images, the root of n / 2, so that groups grow as their number does.
 
-    numbers = sorted({round(FEWEST * 2 ** (step / 2)) for step in range(11)})
-    numbers = [number for number in numbers if FEWEST <= number <= most]
-    found = {}
-    with progress.bar("numbers of groups", len(numbers)) as advance:
-        for number in numbers:
-            require_going(stop)
-            labels = KMeans(number, n_init=2, random_state=seed).fit_predict(sample)
-            if 1 < len(np.unique(labels)) < len(sample):
-                found[number] = float(silhouette_score(sample, labels))
-            advance(1)
-    return found
+    >>> [usual_number(n, n) for n in (1, 20, 320, 3_000, 1_000_000)]
+    [1, 3, 13, 39, 64]
+    """
+    return max(1, min(round((n_images / 2) ** 0.5), MOST, n_different))
 
 
 def write_labels(path: Path, groups: Groups) -> None:

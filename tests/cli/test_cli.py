@@ -679,3 +679,10 @@ def test_a_run_and_the_winner_of_a_comparison_are_searched(hashlens, tmp_path):
     )
     refused(hashlens("compare", photos, *options, "--set", "dtsh.epoch=1", "--out", out), 2, "did you mean 'epochs'")
     refused(hashlens("compare", photos, *options, "--against", "ksh", "--out", out), 2, "'ksh' is not compared here")
+
+
+def test_help_of_duplicates_has_its_options(hashlens):
+    """The usual `duplicates SOURCE` is the subcommand find: whoever asks for help wants its options."""
+    code, told, _ = hashlens("duplicates", "--help")
+    assert code == 0 and all(option in told for option in ("--against", "--move-to", "--html", "duplicates undo LIST"))
+    assert told == hashlens("duplicates", "find", "--help")[1]

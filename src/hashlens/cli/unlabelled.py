@@ -18,19 +18,19 @@ app = typer.Typer()
 
 
 class FindByDefault(typer.core.TyperGroup):
-    """`duplicates SOURCE` means `duplicates find SOURCE`."""
+    """`duplicates SOURCE` means `duplicates find SOURCE`, and `duplicates --help` explains that."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, "-h", "--help"):
+        if not args or args[0] not in self.commands:
             args = ["find", *args]
         return super().parse_args(ctx, args)
 
 
-duplicates = typer.Typer(cls=FindByDefault, no_args_is_help=True)
+duplicates = typer.Typer(cls=FindByDefault)
 app.add_typer(
     duplicates,
     name="duplicates",
-    help="Find identical files, copies and look-alikes: hashlens duplicates SOURCE; options: duplicates find --help",
+    help="Find identical files, copies and look-alikes: hashlens duplicates SOURCE",
 )
 
 HTML = Annotated[Path | None, Option(help="Write a page with thumbnails to this file.")]
@@ -59,7 +59,12 @@ def find(
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Find identical files, copies and look-alikes, with a suggestion which image to keep. Nothing is ever deleted."""
+    """Find identical files, copies and look-alikes, with a suggestion which image to keep. Nothing is ever deleted.
+
+    `duplicates SOURCE` is short for `duplicates find SOURCE`.
+    `duplicates ignore GROUP` remembers that the images of a group are no duplicates.
+    `duplicates undo LIST` brings back what --move-to has moved.
+    """
     from hashlens.duplicates.find import describe, find_duplicates
     from hashlens.duplicates.move import move_duplicates, require_outside
     from hashlens.duplicates.page import write_page, write_table
@@ -129,7 +134,9 @@ def undo(
 @app.command()
 def groups(
     source: INDEX,
-    n: Annotated[int | None, Option("--n", min=1, help="Number of groups.", show_default="chosen")] = None,
+    n: Annotated[
+        int | None, Option("--n", min=1, help="Number of groups.", show_default="root of half the images, at most 64")
+    ] = None,
     html: HTML = None,
     csv: Annotated[
         Path | None, Option("--csv", help="Write paths and groups to this table, which train takes as labels.")
@@ -156,8 +163,8 @@ def groups(
         write_page(html, found)
     if csv is not None:
         write_labels(csv, found)
-    how = "number chosen by silhouette" if found.chosen else "number as given"
-    lines = [f"{source}  {counted(found.n_images, 'image')} in {counted(len(found.groups), 'group')}, {how}"]
+    how = "; --n sets their number" if found.chosen else ""
+    lines = [f"{source}  {counted(found.n_images, 'image')} in {counted(len(found.groups), 'group')}{how}"]
     lines += [f"  {found.name(number)}  {len(paths):>7,}  {paths[0]}" for number, paths in enumerate(found.groups)]
     show(found.to_dict(), as_json, *lines)
     for what, file in (("page", html), ("table", csv)):

@@ -82,6 +82,12 @@ class Duplicates:
     def of(self, kind: str) -> list[Group]:
         return [group for group in self.groups if group.kind == kind]
 
+    @property
+    def root(self) -> str:
+        """The folder that all these paths are below, with a slash at its end; paths are shown without it."""
+        folders = [Path(image.path).parent for group in self.groups for image in group.images]
+        return os.path.join(os.path.commonpath(folders), "") if folders else ""  # noqa: PTH118
+
     def extra(self, *kinds: str) -> list[tuple[Group, Member]]:
         """All images but those to keep, and never one of the folder that is compared with."""
         chosen = [group for group in self.groups if group.kind in kinds]
@@ -369,8 +375,7 @@ def ignore(names: Sequence[str]) -> int:
 
 def describe(result: Duplicates, most: int = 20) -> str:
     """As text: heading by heading, one line per image, the one to keep first."""
-    folders = [Path(image.path).parent for group in result.groups for image in group.images]
-    root = f"{os.path.commonpath(folders)}/" if folders else ""
+    root = result.root
     against = "" if result.against is None else f" against {result.against}"
     lines = [f"{result.source}{against}  {counted(result.n_images, 'image')}" + f", paths below {root}" * bool(root)]
     for kind, what in KINDS.items():

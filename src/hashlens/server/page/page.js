@@ -494,7 +494,9 @@ async function load() {
   $("facts").textContent = `${plural(info.n, "image", "images")} · ${info.n_bits} bits · ${info.exact ? "exact" : "approximate"} · model ${info.model.name}`;
   $("by-label").hidden = !info.second_bits;
   $("radius").replaceChildren(make("option", { textContent: "any", value: "" }));
-  for (let radius = 0; radius <= Math.min(info.n_bits, 12); radius++) $("radius").add(make("option", { textContent: radius, value: radius }));
+  const step = Math.max(1, Math.floor(info.n_bits / 64)); // long codes differ in many bits even among copies
+  for (let radius = 0; radius <= Math.min(info.n_bits, 12 * step); radius += step) $("radius").add(make("option", { textContent: radius, value: radius }));
+  $("label").parentElement.hidden = !info.labels.length;
   $("labels").replaceChildren(...info.labels.map((value) => make("option", { value })));
   $("examples").hidden = !info.examples.length;
   $("examples").querySelector("ul").replaceChildren(...info.examples.map((id, place) => {
