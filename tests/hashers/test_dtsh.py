@@ -8,11 +8,13 @@ import pytest
 import torch
 from slow_losses import n_shared, triplets_of, value_and_gradient
 
+from hashlens import ITQ
 from hashlens.data.labels import Labels
 from hashlens.errors import UsageError
 from hashlens.hashers.deep import dtsh
 from hashlens.hashers.deep.dtsh import DTSH, DTSHBankLoss, DTSHLoss, draw_from_bank
 from hashlens.hashers.deep.likelihood import triplet_nll
+from hashlens.hashers.deep.training import Training
 
 
 def test_all_triplets_at_zero_cost_log_2():
@@ -305,3 +307,31 @@ def test_the_published_configuration(n_train, lr):
     assert (training.flip, training.shift, training.epochs) == (False, 0, 3)
     assert (hasher.backbone, hasher.weights, hasher.frozen_blocks) == ("cnn-f", "f.mat", 0)
     assert (hasher.sampling, hasher.alpha, hasher.lambda_, hasher.head) == ("published", None, 100, "linear")
+
+
+# Spare bits: the end of the code is not learned.
+
+
+def test_spare_bits_are_itq_of_the_features(clusters, tmp_path):
+    X, y = clusters[0].astype(np.float32), clusters[1]
+    how = {"sampling": "in-batch", "training": Training(epochs=3)}
+    hasher, fewer = DTSH(12, spare_bits=4, **how).fit(X, y), DTSH(8, **how).fit(X, y)
+    codes = hasher.encode(X)
+    # the learned bits are those of a code without the others, margin included
+    assert np.array_equal(codes.signs()[:, :8], fewer.encode(X).signs())
+    assert np.array_equal(codes.signs()[:, 8:], ITQ(4).fit(X.astype(np.float64)).encode(X).signs())
+    u = hasher.project(X)
+    assert u[:, 8:].std() == pytest.approx(u[:, :8].std(), rel=0.01)
+    hasher.save(tmp_path / "model")
+    loaded = DTSH.load(tmp_path / "model")
+    assert loaded.spare_bits_ == 4 and np.array_equal(loaded.encode(X).packed, codes.packed)
+    again = loaded.fit(X, y)
+    assert np.array_equal(again.encode(X).packed, codes.packed)
+
+
+@pytest.mark.parametrize(
+    "how", [{"sampling": "class-codes"}, {"sampling": "published"}, {"head": "layers"}, {"spare_bits": 12}]
+)
+def test_spare_bits_that_cannot_be(clusters, how):
+    with pytest.raises(UsageError, match="spare_bits"):
+        DTSH(12, **{"spare_bits": 4, "sampling": "in-batch"} | how).fit(*clusters)

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -76,8 +77,8 @@ class DeepHasher(Hasher):
         `adapt` says whether batch norms will use the statistics of the batch.
         """
 
-    def _keep(self, loss: Any) -> None:
-        """Keep what the loss has learned beside the network, if anything."""
+    def _keep(self, loss: Any, features: Callable[[], np.ndarray]) -> None:
+        """Keep what is learned beside the network, by the loss or of the features under the hash layer, if anything."""
 
     @property
     def _n_outputs(self) -> int:
@@ -139,9 +140,10 @@ class DeepHasher(Hasher):
             progress=progress,
             stop=stop,
         )
-        self._keep(loss)
+        features = cache(lambda: outputs_of(network[:-1], inputs).numpy())
+        self._keep(loss, features)
         if self.second_bits:
-            self._learn_second(outputs_of(network[:-1], inputs).numpy())
+            self._learn_second(features())
         with torch.random.fork_rng():  # new layers draw weights
             self.network_[-1] = plain(self.network_[-1].cpu())
         set_layout(self.network_.to("cpu"), torch.contiguous_format).eval()

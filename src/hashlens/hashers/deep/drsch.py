@@ -37,7 +37,7 @@ class DSCH(DeepHasher):
     slope: float = setting(1.0, "slope of the sigmoid in the first epoch; released: 5", above=0)
     growth: float = setting(4.0, "factor by which the slope grows until the last epoch", above=0)
 
-    def _keep(self, loss: Any) -> None:
+    def _keep(self, loss: Any, features: Any) -> None:
         self.bit_weights_ = loss.w.detach().cpu().numpy()
 
 

@@ -1,6 +1,6 @@
 """DTSH, deep supervised hashing with triplet labels: outputs of a batch in, likelihood of its triplets out."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -16,11 +16,12 @@ from hashlens.errors import UsageError
 from hashlens.features.networks import Network
 from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.deep.class_codes import class_codes, ridge_regression
-from hashlens.hashers.deep.heads import FromLongCode, Standardised
+from hashlens.hashers.deep.heads import FromLongCode, Standardised, build_head
 from hashlens.hashers.deep.inputs import outputs_of
 from hashlens.hashers.deep.likelihood import triplet_nll
 from hashlens.hashers.deep.training import released
 from hashlens.hashers.losses import Loss, quantisation_error, same_class
+from hashlens.hashers.second import learn_second
 from hashlens.progress import Progress, counted
 from hashlens.schema import conform, whole
 from hashlens.settings import setting
@@ -85,6 +86,12 @@ class DTSH(DeepHasher):
         high=MOST_LONG,
     )
     apart: int | None = setting(None, "bits between the codes of any two classes; none: n_bits / 6", low=1)
+    spare_bits: int = setting(
+        0,
+        "with triplets formed inside the batch: the last bits of the code are ITQ of the features instead of learned,"
+        " for classes that were not learned from",
+        low=0,
+    )
 
     @property
     def needs_pairs(self) -> bool:  # type: ignore[override]
@@ -136,7 +143,15 @@ class DTSH(DeepHasher):
             formed = "inside each batch" if self.sampling_ == "in-batch" else "with the codes of classes"
             n_classes = counted(int((labels.counts() > 0).sum()), "class")
             Progress.of(how.get("progress", False)).say(f"{n_classes}: triplets are formed {formed}")
+        self.spare_bits_ = self._spare_for(labels)
         super()._fit(X, labels, **how)
+
+    def _spare_for(self, labels: Any) -> int:
+        if self.spare_bits and (self.sampling_ != "in-batch" or self.head != "linear"):
+            raise UsageError("spare_bits needs sampling='in-batch' and a linear hash layer; set it to 0")
+        if self.spare_bits >= self.n_bits:
+            raise UsageError(f"spare_bits is {self.spare_bits}, which leaves none of {self.n_bits} bits to be learned")
+        return self.spare_bits
 
     def _sampling_for(self, labels: Any) -> str:
         if isinstance(labels, Triplets):
@@ -157,7 +172,7 @@ class DTSH(DeepHasher):
             alpha = None if self.alpha is None else self.alpha * n_bits / self.n_bits  # the same share of the bits
             return DTSHClassLoss(n_bits, np.zeros((labels.n_classes, n_bits)), alpha, self.lambda_)
         if sampling == "in-batch":
-            return DTSHLoss(self.n_bits, self.alpha, self.lambda_)
+            return DTSHLoss(self._learned_bits, self.alpha, self.lambda_)
         size = self.training.batch_size
         if len(labels) < 2 * size:
             raise UsageError(
@@ -184,18 +199,41 @@ class DTSH(DeepHasher):
             "sampling": self.sampling_,
             "n_classes": self.n_classes_,
             "long_bits": self.long_bits_,
+            "spare_bits": self.spare_bits_,
         }
+
+    @property
+    def _learned_bits(self) -> int:
+        """All until `fit` has chosen, and for the loaded layer of a model, in which the others are already written."""
+        return self.n_bits - getattr(self, "spare_bits_", 0)
 
     def _head(self) -> nn.Module:
         if self.n_classes_:
             return FromLongCode(self.n_features_in_, self.long_bits_, self.n_classes_, self.n_bits)
-        return super()._head()
+        return build_head(self.head, self.n_features_in_, self._learned_bits)
+
+    def _keep(self, loss: Any, features: Callable[[], np.ndarray]) -> None:
+        """Write the spare bits into the hash layer, with outputs as large as those of the others."""
+        if not self.spare_bits_:
+            return
+        X, learned = features(), self.network_[-1].cpu()
+        assert isinstance(learned, nn.Linear)  # `_spare_for` has seen to it
+        mean, directions = learn_second(X, self.spare_bits_, self.random_state)
+        with torch.inference_mode():
+            size = learned(torch.from_numpy(X)).std().item()
+        directions *= size / ((X - mean) @ directions).std()
+        with torch.random.fork_rng():  # new layers draw weights
+            self.network_[-1] = whole = nn.Linear(self.n_features_in_, self.n_bits)
+        with torch.no_grad():
+            whole.weight.copy_(torch.cat([learned.weight, torch.from_numpy(directions.T).float()]))
+            whole.bias.copy_(torch.cat([learned.bias, torch.from_numpy(-mean @ directions).float()]))
 
     def _restore(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         self.sampling_ = config["sampling"]
         self.n_classes_ = conform(config.get("n_classes", 0), whole(0, 1_000_000), "n_classes")
         self.long_bits_ = conform(config.get("long_bits", 0), whole(0, MOST_LONG), "long_bits")
         super()._restore(config, arrays)
+        self.spare_bits_ = conform(config.get("spare_bits", 0), whole(0, self.n_bits - 1), "spare_bits")
 
     def _start(self, network: nn.Sequential, inputs: Any, labels: Any, loss: Any, adapt: bool) -> None:
         """Class codes from the features of the untrained network, and a hash layer that predicts them."""
