@@ -10,7 +10,7 @@ one thread; trees are built at each size of the table, as that command does at i
 
 What is measured is CPU time of the process, since others use the machine; wall time is there too. Before the last size
 is reached, what `hashlens index plan` would say of it is written to the result, from the sizes before. Killed, the same
-command resumes. SCRATCH needs 15 GB for 10^8 and is deleted at the end, unless --keep.
+command resumes; a new SCRATCH begins a new record. It needs 15 GB for 10^8 and is deleted at the end, unless --keep.
 """
 
 from __future__ import annotations
@@ -186,8 +186,9 @@ def measure(scratch: Path) -> dict[str, Any]:
     found |= {"known_1000": timed(lambda: adding.add(*some, only_new=True, trees=False))}
     assert len(adding) == len(index)
     keys = np.random.default_rng(0).integers(-(2**62), 2**62, SHARD)  # of a shard of new images
-    adding._is_new(keys, False)
-    found |= {"new_keys": best(lambda: adding._is_new(keys, False))}
+    paths = items.column("path")
+    adding._is_new(keys, paths, False)
+    found |= {"new_keys": best(lambda: adding._is_new(keys, paths, False))}
     return found
 
 
@@ -204,6 +205,8 @@ def main() -> None:
         return
     images, path = Images(asked.scratch), asked.scratch / "index"
     result = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    if not path.exists():
+        result = {"before": result["before"]} if "before" in result else {}
     result |= {"n_bits": N_BITS, "second_bits": 0, "shard": SHARD, "machine": machine()}
     sizes: dict[str, Any] = result.setdefault("sizes", {})
     index = IndexFolder.open(path, to_add=True) if path.exists() else IndexFolder.create(path, N_BITS, MODEL)

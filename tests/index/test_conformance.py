@@ -421,7 +421,7 @@ def test_what_milvus_refuses(tmp_path):
 
 def test_milvus_in_a_file_needs_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "milvus_lite", None)
-    with pytest.raises(UsageError, match=r'needs milvus-lite 2.5: pip install "hashlens\[milvus-lite\]"'):
+    with pytest.raises(UsageError, match=r'needs milvus-lite 2.5; run: pip install "hashlens\[milvus-lite\]"'):
         open_engine("milvus", 48, "codes.db")
 
 
@@ -503,6 +503,12 @@ def test_what_postgresql_refuses(postgresql):
         with pytest.raises(kind, match=sentence) as error:
             open_engine("pgvector", 48, where)
         assert "secret" not in error.value.message and "\n" not in error.value.message
+    for change in ({"user": "nobody"}, {"dbname": "nowhere"}):
+        with pytest.raises(
+            StorageError, match=r"does not let us in .*does not exist.*; check user and database"
+        ) as error:
+            open_engine("pgvector", 48, make_conninfo(postgresql, **change))
+        assert not isinstance(error.value, Unreachable)  # asking again is of no use
     with psycopg.connect(postgresql, autocommit=True) as connection:  # a user who needs a password
         connection.execute("DROP ROLE IF EXISTS anne")
         connection.execute("CREATE ROLE anne LOGIN PASSWORD 'right'")

@@ -94,7 +94,7 @@ def test_it_says_how_far_it_extrapolates():
     )
     assert "80.0 GB and 160 GB" in text and "163.8 TB" in text
     assert text.endswith(
-        "use a distributed engine with the same commands (--engine milvus or pgvector); encode with --part i/n"
+        "use an engine with the same commands (--engine milvus); encode with --part i/n"  # PostgreSQL is too big
     )
     small = describe_plan(plan(10**5, 48))
     assert "extrapolated" not in small and "second" not in small and "use the index folder" in small

@@ -84,25 +84,21 @@ class Keys:
 
     def _find(self, keys: np.ndarray) -> np.ndarray:
         guides = self._file.part(self._guides_at, self._flags_at).view(np.int64)
-        # equal keys may lie on both sides of a guide
-        begin = (np.searchsorted(guides, keys) - 1).clip(0)
-        end = np.searchsorted(guides, keys, side="right").clip(1)
-        room = self._n_guides + 1
-        touched = np.cumsum(np.bincount(begin, minlength=room) - np.bincount(end, minlength=room))[:-1] > 0
-        if 4 * np.count_nonzero(touched) > self._n_guides:
-            return _count(self.all(), keys)
+        # the first of equal keys, which may lie on both sides of a guide, comes after the last guide below them
+        at = STRETCH * (np.searchsorted(guides, keys) - 1).clip(0)
+        self._require(np.concatenate([at, (at + STRETCH - 1).clip(max=self.n - 1)]))
+        held = self._file.content[self._keys_at :].view(np.int64)
+        # all at once: for each of them by itself, a search in memory that is not near takes longer than everything else
+        for step in (*(STRETCH >> power for power in range(1, STRETCH.bit_length())), 1):
+            at += step * (held[(at + step - 1).clip(max=self.n - 1)] < keys)
         found = np.zeros(len(keys), np.int64)
-        for number in np.flatnonzero(touched).tolist():  # nothing else is read
-            start = self._keys_at + 8 * number * STRETCH
-            here = self._file.part(start, min(start + 8 * STRETCH, len(self._file.content))).view(np.int64)
-            some = slice(np.searchsorted(keys, here[0]), np.searchsorted(keys, here[-1], side="right"))
-            found[some] += _count(here, keys[some])
+        left = np.arange(len(keys))
+        while len(left := left[at[left] < self.n]):
+            self._require(at[left])
+            left = left[held[at[left]] == keys[left]]
+            found[left] += 1
+            at[left] += 1
         return found
 
-
-def _count(among: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    first = np.searchsorted(among, keys)
-    found = (among[np.minimum(first, len(among) - 1)] == keys).astype(np.int64)
-    here = np.flatnonzero(found)
-    found[here] = np.searchsorted(among, keys[here], side="right") - first[here]
-    return found
+    def _require(self, places: np.ndarray) -> None:
+        self._file.require((self._keys_at + 8 * places) // BLOCK)

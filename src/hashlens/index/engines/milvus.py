@@ -36,7 +36,7 @@ from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import ConnectionConfigException, MilvusException
 
 from hashlens.codes import Codes
-from hashlens.errors import StorageError, Unreachable, UsageError
+from hashlens.errors import StorageError, Unreachable, UsageError, to_install
 from hashlens.index.base import refuse
 from hashlens.index.engines.server import FORMAT, Asked, Engine, item_columns
 from hashlens.index.items import ITEMS
@@ -556,5 +556,5 @@ def _file(where: str) -> Path | None:
             warnings.simplefilter("ignore")  # from the packaging tool that it imports
             import milvus_lite  # noqa: F401
     except ImportError as error:
-        raise UsageError('Milvus in a file needs milvus-lite 2.5: pip install "hashlens[milvus-lite]"') from error
+        raise UsageError(f"Milvus in a file needs milvus-lite 2.5; run: {to_install('milvus-lite')}") from error
     return Path(where).resolve()

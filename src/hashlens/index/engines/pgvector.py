@@ -11,6 +11,7 @@ for the other. With `index=hnsw`, a search by k without a label is approximate.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from hashlens.settings import setting
 SECONDS = 10  # to connect
 SPARE = 64  # results of an approximate index beyond k, so that few ties at the end are missed
 # no approximate index on the table serves a cast distance, so the answer stays exact
+REFUSED = re.compile(r"FATAL: .*(does not exist|no pg_hba\.conf entry|permission denied)")
 DISTANCE = "({column} <~> %(code)s::bit({n_bits}))::int"
 COLUMNS = "id, code, second, path, labels, size, mtime, hash, key, path_key"
 
@@ -360,10 +362,13 @@ def _sentences() -> Iterator[None]:
         raise
     except psycopg.OperationalError as error:
         reason = f"{error}".strip().splitlines()[0]
-        remedy = "check that it runs and the connection"
+        remedy = "check that it runs, and its address"
         if "authentication" in f"{error}" or "password" in f"{error}":
             reason, remedy = "it refuses this user and password", "check the connection, PGPASSWORD or ~/.pgpass"
             raise StorageError(f"PostgreSQL does not let us in ({reason}); {remedy}") from None
+        if REFUSED.search(reason):  # it answers, and will not answer otherwise until something is changed
+            said = reason.rpartition("FATAL:")[2].strip()
+            raise StorageError(f"PostgreSQL does not let us in ({said}); check user and database of --at") from error
         if (error.sqlstate or "").startswith("53"):  # it answers, and has no disk, memory or connections left
             raise StorageError(f"PostgreSQL has no room ({reason}); free some, then rerun the same command") from error
         raise Unreachable(f"PostgreSQL does not answer ({reason}); {remedy}") from error
