@@ -1,12 +1,13 @@
 """Two ranks of one thread against one process of one thread: speed of training, and MAP on CIFAR-10.
 
-    python -m benchmarks.ranks speed [--rounds 5] [--images 1280]
+    python -m benchmarks.ranks speed [--rounds 5] [--images 1280] [--batch 64]
     python -m benchmarks.ranks map [--folder runs] [--epochs N] [--database 5000]
 
-`speed` fits DTSH with its default settings, in turns in one process and by two ranks, and compares the time of a step,
-the same in both. Where other work is on the cores (see load_average), seconds tell little; the processor time of rank 0
-is the least that a step can take. `map` makes the same run, setting 1 at 32 bits, in both ways; rerun it
-to resume. With `--database`, runs that have a model are not evaluated on all 59,000 images: both models are compared on
+`speed` fits DTSH with triplets formed inside the batch, in turns in one process and by two ranks, and compares the time
+of a step on the same global batch; what a step costs whatever its size (gradients, optimiser) is not divided by ranks.
+Where other work is on the cores (see load_average), seconds tell little; the processor time of rank 0 is the least that
+a step can take. `map` makes the same run, setting 1 at 32 bits, in both ways; rerun it to resume.
+With `--database`, runs that have a model are not evaluated on all 59,000 images: both models are compared on
 the queries and that many images, spread over the database. All figures go to benchmarks/results/ranks.json.
 """
 
@@ -32,7 +33,6 @@ from hashlens.results.runs import load_codes
 
 FILE = Path(__file__).parent / "results" / "ranks.json"
 STARTS = {"one": [], "two": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]}
-BATCH = Training().batch_size
 
 
 def main() -> None:
@@ -40,16 +40,19 @@ def main() -> None:
     parser.add_argument("what", choices=("speed", "map", "steps"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=int, default=1_280)
+    parser.add_argument("--batch", type=int, default=Training().batch_size)
     parser.add_argument("--folder", type=Path, default=Path("runs"))
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--database", type=int)
     given = parser.parse_args()
     if given.what == "steps":
-        return steps(given.images)
+        return steps(given.images, given.batch)
     found: dict[str, Any] = {}
     with suppress(FileNotFoundError):
         found = json.loads(FILE.read_text(encoding="utf-8"))
-    made = speed(given.rounds, given.images) if given.what == "speed" else maps(given)
+    made = speed(given.rounds, given.images, given.batch) if given.what == "speed" else maps(given)
+    if given.what == "speed":
+        made = found.get("speed", {}) | {f"{given.batch}": made}  # by images in a batch
     write_json(FILE, found | {"machine": machine() | {"threads": 1}, given.what: made})
     print(json.dumps(made, indent=2))
 
@@ -61,7 +64,7 @@ def run(start: list[str], *arguments: Any) -> str:
     return subprocess.run(command, env=os.environ | one_thread, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def steps(n: int) -> None:
+def steps(n: int, batch_size: int) -> None:
     """What each process runs: two epochs on n images; prints the times of their steps."""
     with joined() as ranks:
         source = open_source("cifar10")
@@ -73,18 +76,19 @@ def steps(n: int) -> None:
             clock.append((time.perf_counter(), time.process_time()))
             return False
 
-        hasher = DTSH(32, sampling="in-batch", training=Training(epochs=2))
+        hasher = DTSH(32, sampling="in-batch", training=Training(epochs=2, batch_size=batch_size))
         hasher.fit(source.images[rows], source.labels[rows], stop=tick)
         if ranks.first:
             print(json.dumps(np.diff(clock, axis=0).T.tolist()))
 
 
-def speed(rounds: int, images: int) -> dict[str, Any]:
+def speed(rounds: int, images: int, batch_size: int) -> dict[str, Any]:
     times: dict[str, list[np.ndarray]] = {name: [] for name in STARTS}
     for _ in range(rounds):
         for name, start in STARTS.items():
-            times[name].append(np.array(json.loads(run(start, "benchmarks.ranks", "steps", "--images", images))))
-    found: dict[str, Any] = {"rounds": rounds, "batch_size": BATCH, "load_average": os.getloadavg()[1]}
+            output = run(start, "benchmarks.ranks", "steps", "--images", images, "--batch", batch_size)
+            times[name].append(np.array(json.loads(output)))
+    found: dict[str, Any] = {"rounds": rounds, "load_average": os.getloadavg()[0]}
     for name, some in times.items():
         seconds, cpu = np.concatenate(some, axis=1)
         found[name] = {

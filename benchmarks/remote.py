@@ -56,11 +56,11 @@ def write_images(folder: Path, n: int) -> None:
         LSH(48, features="gist").fit(source.images[rows[:200]]).save(folder.parent / "model")
 
 
-def encode(source: str, model: Path, out: str, environment: dict[str, str]) -> dict[str, Any]:
+def encode(source: str, model: Path, out: str, environment: dict[str, str], shard: int = SHARD) -> dict[str, Any]:
     start = time.perf_counter()
     command = [sys.executable, "-m", "hashlens", "encode", source, "--model", str(model), "--out", out, "--json"]
     done = subprocess.run(
-        [*command, "--shard-size", str(SHARD)], env=os.environ | environment, capture_output=True, text=True
+        [*command, "--shard-size", str(shard)], env=os.environ | environment, capture_output=True, text=True
     )
     if done.returncode:
         raise SystemExit(done.stderr)

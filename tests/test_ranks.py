@@ -86,7 +86,10 @@ def assert_close(found, expected, tolerance=5e-4):
 
 
 def test_two_ranks_take_the_steps_of_one_process(tmp_path):
-    """Every deep method and every sampling, fifty steps with batches of 21; batch norms, augmentation, mixtures."""
+    """Every deep method and every sampling, fifty steps with batches of 21; batch norms, augmentation, mixtures.
+
+    The ranks end as any program does: rank_work.py sees at its end that no thread of gloo is left.
+    """
     code, _, err = torchrun(2, WORK, "all", tmp_path / "two.safetensors", logs=tmp_path / "logs")
     assert code == 0, err
     expected, found = rank_work.fit_all(), load_file(tmp_path / "two.safetensors")

@@ -156,7 +156,6 @@ class Ranks:
 
 
 ALONE = Ranks()
-_ever_joined = False
 
 
 def current() -> Ranks:
@@ -189,9 +188,12 @@ def joined() -> Iterator[Ranks]:
     require("torch", why="torchrun")
     import torch
     import torch.distributed as dist
+
+    # imported later, as optimizers do, it would keep our group as a default of its functions, and with it gloo's
+    # threads, which abort a process that ends before them
+    import torch.distributed.nn.functional
     from torch.distributed.rendezvous import rendezvous
 
-    global _ever_joined
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     # one that torchrun has set, unless the user has
     os.environ.setdefault("HASHLENS_THREADS", os.environ.get("OMP_NUM_THREADS") or "1")
@@ -215,8 +217,6 @@ def joined() -> Iterator[Ranks]:
             " all of them, and on several machines set GLOO_SOCKET_IFNAME to the network interface between them"
         ) from error
 
-    _ever_joined = True
-
     def ended(number: int, frame: Any) -> NoReturn:
         raise RankError(LOST)
 
@@ -234,14 +234,6 @@ def joined() -> Iterator[Ranks]:
         with suppress(RuntimeError):
             dist.destroy_process_group()
         signal.signal(signal.SIGTERM, before)
-
-
-def leave(code: int) -> None:
-    """End this process at once if it was one of several: a thread of gloo that is still there would abort it."""
-    if _ever_joined:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def _speaks(store: Any, rank: int) -> bool:

@@ -24,7 +24,6 @@ import os, sys, threading, time
 from pathlib import Path
 import psutil
 import ray
-from hashlens.codes import encode
 from hashlens.codes.encode import encode_source
 from hashlens.codes.encoder import Encoder
 from hashlens.errors import UsageError
@@ -32,7 +31,6 @@ from hashlens.progress import Progress
 
 source, model, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 wanted = int(sys.argv[4])  # actors to kill
-encode.RAY_BATCH = 4 if wanted else encode.RAY_BATCH
 ray.init(num_cpus=3 if wanted else 2, include_dashboard=False, log_to_driver=False, logging_level="error")
 how = {"out": out, "progress": Progress(quiet=True), "shard_size": 8, "ray_model": model}
 killed = []

@@ -12,7 +12,7 @@ import typer
 
 import hashlens
 from hashlens.errors import HashlensError, MissingExtra, Stopped, StorageError, extra_of
-from hashlens.ranks import joined, leave
+from hashlens.ranks import joined
 
 ClickException: Any = typer.BadParameter.__mro__[2]  # typer contains a click of its own, or uses the public one
 
@@ -42,14 +42,6 @@ def __getattr__(name: str) -> Any:
 
 
 def main() -> None:
-    try:
-        _main()
-    except SystemExit as error:
-        leave(error.code if isinstance(error.code, int) else int(error.code is not None))
-        raise
-
-
-def _main() -> None:
     """Run a command; a user error is one sentence on stderr and a non-zero exit code, never a traceback."""
     # torch's idle threads spin briefly, then sleep: sleeping at once costs a fifth of the training speed, spinning
     # for long starves other processes
@@ -74,7 +66,7 @@ def _main() -> None:
         module = (error.name or "").partition(".")[0]
         if not extra_of(module):
             raise
-        print(f"error: {MissingExtra(module, 'this command').message}", file=sys.stderr)
+        print(f"error: {MissingExtra(module, (asked or ['this command'])[0]).message}", file=sys.stderr)
         sys.exit(MissingExtra.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         print("stopped; run the same command again to start over", file=sys.stderr)

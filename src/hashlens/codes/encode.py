@@ -12,9 +12,10 @@ import logging
 import os
 import re
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from hashlens.progress import Progress, counted
 
 FINISH_SECONDS = 10  # a shard that is nearly done is finished even when asked to stop
 SHARD_OVERHEAD = 10_000  # bytes of a shard's files besides its rows
-RAY_BATCH = 2_048  # images that an actor takes at once: a minute of work
+RAY_BATCH = 2_048  # images that an actor takes at once, if a shard has as many: a minute of work
 
 
 def encode_source(
@@ -79,16 +80,17 @@ def encode_source(
         missing = folder.missing()
         with progress.bar("images", sum(rows.stop - rows.start for rows in missing)) as advance:
 
-            def encoded_here() -> Iterator[pa.Table]:
+            def encoded_here() -> Generator[pa.Table]:
                 for rows in missing:
                     table = folder.listed()[rows]
                     yield encode_rows(encoder, table, opened.reader(table), _watch(len(table), advance, stop, folder))
 
             encoded = _encoded_on_ray(ray_model, folder, missing, advance) if ray_model else encoded_here()
-            for rows in missing:
-                if stop():
-                    raise _stopped(folder)
-                _write_shard(folder, rows, next(encoded), progress)
+            with closing(encoded):
+                for rows in missing:
+                    if stop():
+                        raise _stopped(folder)
+                    _write_shard(folder, rows, next(encoded), progress)
         skipped = folder.skipped()
         if not len(folder) and skipped:
             path, why = skipped[-1]
@@ -278,7 +280,7 @@ def _stopped(folder: CodesFolder) -> Stopped:
 
 def _encoded_on_ray(
     model: Path, folder: CodesFolder, missing: list[slice], advance: Callable[[int], None]
-) -> Iterator[pa.Table]:
+) -> Generator[pa.Table]:
     """What `encode_rows` returns for each of the missing ranges of rows, made on a Ray cluster.
 
     Ray Data hands batches of paths to actors, each of which holds the model; this process writes what they return. All
@@ -287,35 +289,58 @@ def _encoded_on_ray(
     machine. Ray starts an actor that was killed again, on another machine if its own is lost, and repeats its batch; if
     this process is killed, the shards that were written stay.
     """
+    os.environ.setdefault("RAY_DATA_LOG_LEVEL", "ERROR")  # what matters comes as an exception
     import ray
 
     if not missing:
         return
+    ours = not ray.is_initialized()
+    with redirect_stdout(sys.stderr):  # where Ray says that an actor was lost
+        try:
+            if ours:
+                _join_ray()
+            yield from _encoded_by_actors(model, folder, missing, advance)
+        finally:
+            if ours:
+                ray.shutdown()
+
+
+def _join_ray() -> None:
+    import ray
+
     where = os.environ.get("RAY_ADDRESS", "")
     try:
-        if not ray.is_initialized():
-            if at := re.fullmatch(r"(?:ray://)?(.+):(\d+)", where):  # Ray itself would try for minutes
-                socket.create_connection((at[1], int(at[2])), timeout=10).close()
-            ray.init(log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        if at := re.fullmatch(r"(?:ray://)?(.+):(\d+)", where):  # Ray itself would try for minutes
+            socket.create_connection((at[1], int(at[2])), timeout=10).close()
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # of no class of its own where the start takes too long
+        why = " ".join(str(error).split())[:100] or type(error).__name__
         raise UsageError(
-            f"cannot reach Ray{f' at {where}' if where else ''} ({type(error).__name__}); start it with: ray start"
-            " --head, or unset RAY_ADDRESS to use the cores of this machine"
+            f"cannot reach Ray{f' at {where}' if where else ''} ({why}); start it with: ray start --head, or unset"
+            " RAY_ADDRESS to use the cores of this machine"
         ) from error
+
+
+def _encoded_by_actors(
+    model: Path, folder: CodesFolder, missing: list[slice], advance: Callable[[int], None]
+) -> Iterator[pa.Table]:
+    import ray
+
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
     wanted = pa.concat_tables([folder.listed()[rows] for rows in missing])
-    batches = [wanted.slice(start, RAY_BATCH) for start in range(0, len(wanted), RAY_BATCH)]
+    size = min(RAY_BATCH, folder.shard_size)
+    batches = [wanted.slice(start, size) for start in range(0, len(wanted), size)]
     encoded = ray.data.from_arrow(batches).map_batches(
         _RayActor,
         fn_constructor_args=(str(ModelFolder.resolve(model).path.absolute()),),
-        batch_size=RAY_BATCH,
+        batch_size=size,
         batch_format="pyarrow",
         # one core is left for Ray's own work
         compute=ray.data.ActorPoolStrategy(size=max(1, int(ray.cluster_resources()["CPU"]) - 1)),
     )
-    found: Any = iter(encoded.iter_batches(batch_size=RAY_BATCH, batch_format="pyarrow"))
+    found: Any = iter(encoded.iter_batches(batch_size=size, batch_format="pyarrow"))
     waiting = wanted[:0]
     for rows in missing:
         n = rows.stop - rows.start
