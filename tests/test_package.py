@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -39,7 +40,8 @@ def test_the_source_archive_has_the_software_and_no_results(tmp_path):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", "hatch_build.py", "src/hashlens/py.typed"} <= names
     assert {"src/hashlens/kernels/core.c", "tests/test_package.py", "examples/own_loss.py"} <= names
-    unwanted = ("benchmarks/results/", "docs/reproduction/", "docs/generated/", "site/", "runs/")
+    assert {"docs/conf.py", "docs/figures/groceries.jpg", "docs/reproduction/REPRODUCTION.md"} <= names
+    unwanted = ("benchmarks/results/", "docs/reproduction/sections/", "docs/generated/", "site/", "runs/")
     assert not [name for name in names if name.startswith(unwanted)]
 
 
@@ -52,6 +54,21 @@ def test_the_wheel_has_what_the_base_needs_and_nothing_else(tmp_path):
     assert any(name.endswith(".onnx") for name in names)
     assert all(name.startswith(("hashlens/", "hashlens-")) for name in names)
     assert not [name for name in names if re.search(r"\.pyc$|/tests?/", name)]
+
+
+@pytest.mark.skipif(not os.environ.get("HASHLENS_LONG"), reason="make docs-test builds the wheel")
+def test_the_command_in_messages_completes_what_is_installed(tmp_path):
+    """pip asks no registry for a hashlens that is there, so a wheel or a clone is enough for every extra."""
+    wheel, python = built("wheel", tmp_path / "dist"), tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    pip = [python, "-m", "pip", "install", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--quiet", wheel], check=True)
+    command = [python, "-c", "import runpy, sys; print(runpy.run_path(sys.argv[1])['to_install']('heif'))"]
+    errors = next((tmp_path / "venv").rglob("hashlens/errors.py"))
+    told = subprocess.run([*command, errors], capture_output=True, text=True, check=True).stdout.strip()
+    assert told == 'pip install "hashlens[heif]"'
+    done = subprocess.run([*pip, shlex.split(told)[-1]], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "already satisfied: hashlens[heif]" in done.stdout, done.stderr
 
 
 def test_every_extra_is_on_the_page():

@@ -20,7 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from hashlens.errors import DataError, DownloadError, HashlensError, StorageError, UsageError, require
+from hashlens.errors import (
+    DataError,
+    DownloadError,
+    HashlensError,
+    StorageError,
+    UsageError,
+    extra_of,
+    require,
+    to_install,
+)
 
 if TYPE_CHECKING:  # imported where an address is used: every command loads this module
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -344,7 +353,7 @@ def _file_system(protocol: str, host: str, thread: int) -> Any:
         kind = fsspec.get_filesystem_class(protocol)
     except ImportError as error:
         name = INSTALLS.get(protocol, "more software")
-        extra = 'pip install "hashlens[remote]"' if name in ("s3fs", "aiohttp", "sshfs") else f"pip install {name}"
+        extra = to_install("remote") if extra_of(name) else f"pip install {name}"
         raise UsageError(f"{protocol}:// needs {name}; run: {extra}") from error
     if host:
         options |= {k: v for k, v in kind._get_kwargs_from_urls(f"{protocol}://{host}/").items() if v not in (None, "")}

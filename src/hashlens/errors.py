@@ -8,7 +8,10 @@ Exit codes: 2 wrong use, 3 a problem with the data, 4 model and data or files do
 import re
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+SOURCE = Path(__file__).parent.parent.parent
 
 
 class HashlensError(Exception):
@@ -116,12 +119,28 @@ class MissingExtra(UsageError):
 
     def __init__(self, name: str, why: str = "this"):
         self.name = name
-        super().__init__(f'{why} needs {name}; run: pip install "hashlens[{extra_of(name)}]"')
+        super().__init__(f"{why} needs {name}; run: {to_install(extra_of(name))}")
 
 
 def extra_of(module: str | None) -> str | None:
     """The extra that installs a module, if one does."""
     return next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+
+
+def to_install(extra: str | None) -> str:
+    """The command that adds an extra to this installation.
+
+    pip and uv complete the hashlens that is installed, from a wheel or a clone, and ask no registry for it. Where
+    nothing is installed, as with PYTHONPATH, the source is named.
+    """
+    from importlib import metadata  # slow, and for messages only
+
+    try:
+        metadata.distribution("hashlens")
+        what = "hashlens"
+    except metadata.PackageNotFoundError:
+        what = str(SOURCE) if (SOURCE / "pyproject.toml").exists() else "hashlens"
+    return f'pip install "{what}[{extra}]"'
 
 
 def require(*modules: str, why: str = "this") -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import hashlens
-from hashlens.errors import EXTRAS, UsageError
+from hashlens.errors import EXTRAS, UsageError, to_install
 from hashlens.files import cache_dir, free_bytes
 
 if TYPE_CHECKING:  # imported where threads start: `hashlens search` needs none
@@ -134,7 +134,7 @@ def diagnose() -> dict[str, Any]:
     there = {extra: all(map(find_spec, modules)) for extra, modules in EXTRAS.items()}
     facts["extras"] = {extra: "installed" if found else "missing" for extra, found in there.items()}
     if not there["train"]:
-        facts["training"] = 'not possible; run: pip install "hashlens[train]"'
+        facts["training"] = f"not possible; run: {to_install('train')}"
     else:
         from hashlens.features.networks.inference import choose_device
 

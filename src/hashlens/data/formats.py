@@ -10,7 +10,6 @@ HEIC = (".heic", ".heif", ".hif")
 HAS_HEIC = find_spec("pillow_heif") is not None
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", *(HEIC if HAS_HEIC else ()))
 READABLE = f"JPEG, PNG, WebP, BMP, GIF{', HEIC' if HAS_HEIC else ''} or TIFF"
-NEEDS_HEIC = 'pip install "hashlens[heif]"'
 RAW = (
     ".3fr", ".arw", ".cr2", ".cr3", ".dng", ".erf", ".iiq", ".kdc", ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw",
     ".rw2", ".sr2", ".srw", ".x3f",

@@ -32,7 +32,7 @@ from hashlens.data import Source
 from hashlens.data.labels import Labels
 from hashlens.data.protocols import Protocol
 from hashlens.data.triplets import clean_triplets, read_triplets, split_triplets, triplets_right
-from hashlens.errors import DataError, Stopped, UsageError
+from hashlens.errors import DataError, Stopped, UsageError, to_install
 from hashlens.files import quoted, require_room, storage_errors, write_csv, write_json
 from hashlens.machine import blocks, machine, versions
 from hashlens.progress import Progress, counted, duration
@@ -133,7 +133,7 @@ def run(
     if find_spec("matplotlib"):
         _draw(out, result, nearest(query, database, source, protocol), history, commands)
     else:
-        progress.say('note: results.png and report.html are not written; they need pip install "hashlens[report]"')
+        progress.say(f"note: results.png and report.html are not written; they need {to_install('report')}")
     write_json(out / "result.json", result)
     (out / "checkpoint.safetensors").unlink(missing_ok=True)  # no longer needed
     return result

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from hashlens.addresses import Address, Place, is_address, place, readable_name
-from hashlens.data.formats import EXTENSIONS, HEIC, NEEDS_HEIC, RAW, VIDEOS, is_ignored
+from hashlens.data.formats import EXTENSIONS, HEIC, RAW, VIDEOS, is_ignored
 from hashlens.data.sources import Asked, Kind, Source, source_of_files
-from hashlens.errors import DataError
+from hashlens.errors import DataError, to_install
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Found:
         """What a person would miss, with its number."""
         heic, raw = (sum(self.others[one] for one in kind) for kind in (HEIC, RAW))
         lines = [
-            (heic, f"HEIC photos left out: {heic:,}; to read them, run: {NEEDS_HEIC}"),
+            (heic, f"HEIC photos left out: {heic:,}; to read them, run: {to_install('heif')}"),
             (raw, f"RAW files left out: {raw:,}; only the images beside them are used"),
             (self.live, f"videos of live photos left out: {self.live:,}; their images are used"),
         ]
@@ -118,7 +118,7 @@ def find_images(root: str | os.PathLike[str] | Address) -> Found:
         extensions = [f"{extension or 'no extension'} × {count:,}" for extension, count in found.others.most_common(5)]
         closed = [f"{folder}: {why}" for folder, why in found.closed[:1]]
         there = ", ".join(extensions + closed) or "it is empty"
-        heic = f"; to read HEIC photos, run: {NEEDS_HEIC}" if any(found.others[one] for one in HEIC) else ""
+        heic = f"; to read HEIC photos, run: {to_install('heif')}" if any(found.others[one] for one in HEIC) else ""
         raise DataError(
             f"no images in {root} or its folders ({there}; looked for {' '.join(EXTENSIONS)}); check the path{heic}"
         )
