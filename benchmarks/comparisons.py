@@ -38,8 +38,7 @@ MIXUP = {"birds100": "mixup=0.2", "grocery81": "mixup=0.2", "voc2007": "mixup=0"
 
 # name of the result: arguments of hashlens compare
 RUNS = {
-    "cifar10-images": ["cifar10", "--methods", "dtsh", "--splits", "3"],
-    "cifar10-images-32": ["cifar10", "--methods", "dtsh", "--bits", "32", "--splits", "3"],
+    "cifar10-images": ["cifar10", "--methods", "dtsh", "--bits", "12,24,32,48", "--splits", "3"],
     "cifar10-gist": ["cifar10", "--methods", QUICK, "--features", "gist", "--seeds", "3", "--preset", "published"],
     "cifar10-gist-slow": ["cifar10", "--methods", SLOW, "--features", "gist", "--preset", "published"],
     # of table 1, the methods whose defaults are not the published settings
@@ -48,7 +47,7 @@ RUNS = {
     "cifar10-gist-networks": ["cifar10", "--methods", "semantic,dh,dh-supervised", "--features", "gist"],
     "cifar10-deep": ["cifar10", "--methods", f"lsh,{TABLE1}", "--features", "deep"],
     "cifar10-resnet50": ["cifar10", "--methods", TABLE1, "--features", "resnet50@112"],
-    "mirflickr": [MIRFLICKR, "--methods", "dtsh,itq,lsh", "--features", "deep"],
+    "mirflickr": [MIRFLICKR, "--methods", "dtsh,itq,lsh", "--features", "deep", "--bits", "12,48", "--splits", "3"],
     "mirflickr-vit": [MIRFLICKR, "--methods", "dtsh", "--bits", "48", *VIT],
     "mirflickr-shallow": [MIRFLICKR, "--methods", f"{QUICK},{SLOW}", "--features", "deep"],
     "mirflickr-networks": [MIRFLICKR, "--methods", NETWORKS, "--features", "deep", "--frozen-blocks", "15"],

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hashlens.index.plan import brief, describe_plan, plan, readable
-from hashlens.progress import duration
+from hashlens.progress import counted, duration
 from hashlens.results.figures import map_figure, save_figure
 from hashlens.results.tables import map_table, method_name, table_markdown, title_of
 
@@ -38,19 +38,34 @@ def load() -> dict[str, dict[str, Any]]:
 def dtsh() -> str:
     """Every committed run of DTSH with EfficientNet-Lite and labels on CIFAR-10, beside the paper's number."""
     rows = [
-        "| protocol | bits | network | pixels | MAP | tie-aware | paper (CNN-F) | time, cores | command |",
-        "|---|---:|---|---:|---:|---:|---:|---:|---|",
+        "| protocol | bits | network | pixels | MAP | over splits | tie-aware | paper (CNN-F) | time, cores |"
+        " command |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---:|---|",
     ]
+    repeated = _over_splits()
     own = [r for name, r in load().items() if name.startswith("cifar10-") and not name.endswith(VARIANTS)]
     for result in sorted(own, key=lambda r: (r["protocol"]["name"], r["image_size"], r["n_bits"])):
         paper = f"{result['paper']['map']:.3f}" if result["paper"] else "–"
         rows.append(
             f"| {SETTINGS[result['protocol']['name']]} | {result['n_bits']} |"
             f" {result['backbone'].removeprefix('efficientnet-')} | {result['image_size']} |"
-            f" **{result['map']:.3f}** | {result['metrics']['map_tie_aware']:.3f} | {paper} |"
-            f" {_time(result)} | `{result['command']}` |"
+            f" **{result['map']:.3f}** | {repeated.get(result['command'], '–')} |"
+            f" {result['metrics']['map_tie_aware']:.3f} | {paper} | {_time(result)} | `{result['command']}` |"
         )
     return "\n".join(rows)
+
+
+def _over_splits() -> dict[str, str]:
+    """Mean and deviation of the default recipe on CIFAR-10 where it was run on several splits, by its command."""
+    found = {}
+    for path in sorted((RESULTS / "comparison").glob("cifar10-images*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        for row in result["rows"]:
+            for n, at in row["lengths"].items():
+                if row["method"] == "dtsh" and at["map_deviation"]:
+                    text = f"{at['map']:.3f} ±{at['map_deviation']:.3f} ({at['n_splits']})"
+                    found[f"hashlens train cifar10 --bits {n}"] = text
+    return found
 
 
 def variants() -> str:
@@ -130,6 +145,26 @@ def orders() -> str:
         for kind in ("unseen", "seen"):
             means = [f"{np.mean([draw[kind][name] for draw in draws]):.3f}" for name in names]
             rows.append(f"| {data} | {kind} | {' | '.join(means)} |")
+    return "\n".join(rows)
+
+
+def spare() -> str:
+    """What `python -m benchmarks.spare` found: means, and differences within draws with their standard errors."""
+    rows = [
+        "| data | draws | way | unseen | minus itq | minus dtsh | seen | minus dtsh |",
+        "|---|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    for data, draws in json.loads((RESULTS / "tuning" / "spare.json").read_text(encoding="utf-8")).items():
+        maps = {
+            kind: {name: np.array([draw[kind][name] for draw in draws]) for name in draws[0][kind]}
+            for kind in ("unseen", "seen")
+        }
+        for name in draws[0]["unseen"]:
+            unseen, seen = maps["unseen"], maps["seen"]
+            gaps = (unseen[name] - unseen["itq"], unseen[name] - unseen["dtsh"], seen[name] - seen["dtsh"])
+            over_itq, over, cost = (f"{d.mean():+.3f} ±{d.std(ddof=1) / len(d) ** 0.5:.3f}" for d in gaps)
+            cells = [f"{unseen[name].mean():.3f}", over_itq, over, f"{seen[name].mean():.3f}", cost]
+            rows.append(f"| {data} | {len(draws)} | {name} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -361,13 +396,13 @@ def faults() -> str:
 def fuzz() -> str:
     """What `python -m benchmarks.parsers` tried so far."""
     record = json.loads((RESULTS / "fuzz.json").read_text(encoding="utf-8")).values()
-    files, seconds, cpu = (sum(one[name] for one in record) for name in ("examples", "seconds", "cpu_seconds"))
+    files, seconds = (sum(one[name] for one in record) for name in ("examples", "seconds"))
     least, most = (pick(one["seconds"] for one in record) for pick in (min, max))
     rows = {
         "parsers": f"{len(record)}",
         "changed files": f"{files:,}, from {sum(one['seeds'] for one in record):,} seeds",
-        "time, of it on a core": f"{duration(seconds)}, {duration(cpu)}",
-        "time of each parser": f"{duration(least)} to {duration(most)}",
+        "time on a core": f"{duration(seconds)}",
+        "of each parser": f"{duration(least)} to {duration(most)}",
         "tracebacks and crashes, all fixed since": f"{sum(len(one['found']) for one in record)}",
     }
     return _facts(rows)
@@ -429,6 +464,18 @@ def copies_tuning() -> str:
         cells = (f"{row['correlation']:.2f}", f"{row['mean']:.4f}", f"{row['false_groups']:.2f}")
         cells += (f"{row['exposures_as_copies']} pairs",)
         rows.append("| " + " | ".join(f"{chosen}{cell}{chosen}" for cell in cells) + " |")
+    return "\n".join(rows)
+
+
+def groups() -> str:
+    """Ways to choose the number of groups of a folder, by how far the groups agree with the classes."""
+    rows = [
+        "| images | classes | √(n/2) groups | agreement | by silhouette | agreement | best number | agreement |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in json.loads((RESULTS / "groups.json").read_text(encoding="utf-8"))["rows"]:
+        cells = [f"{one['n']} | {one['agreement']:.2f}" for one in row["chosen"].values()]
+        rows.append(f"| {row['data']}, {row['n_images']:,} | {row['n_classes']} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -498,11 +545,15 @@ def margin() -> str:
     found = json.loads((RESULTS / "margin.json").read_text(encoding="utf-8"))
     lines = ["| regime | score | " + " | ".join(f"alpha {alpha}" for alpha in found["paper"]) + " |"]
     lines.append("|---|---|" + "---:|" * len(found["paper"]))
-    for regime, name in (("paper", "the paper's"), ("ours", "ours")):
-        last = {column: [runs[column][-1] for runs in found[regime].values()] for column in ("map", "gradient")}
-        epochs = last["map"][0][0]
+    names = {"paper": "the paper's", "network": "the paper's, two blocks trained", "ours": "ours"}
+    for regime, name in names.items():
+        runs = found.get(regime, {})
+        if len(runs) < 2:  # one margin by itself says nothing
+            continue
+        epochs = next(iter(runs.values()))["map"][-1][0]
         for column, score in (("map", f"MAP after {epochs} epochs"), ("gradient", "mean gradient then")):
-            lines.append(f"| {name} | {score} | " + " | ".join(f"{value:.3f}" for _, value in last[column]) + " |")
+            cells = [f"{runs[alpha][column][-1][1]:.3f}" if alpha in runs else "" for alpha in found["paper"]]
+            lines.append(f"| {name} | {score} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -641,6 +692,19 @@ def remote() -> str:
     )
 
 
+def on_ray() -> str:
+    """What `python -m benchmarks.on_ray` found: a cluster whose actors and driver are killed."""
+    found = json.loads((RESULTS / "on-ray.json").read_text(encoding="utf-8"))
+    assert found["files_equal"] == found["files"] and not found["other_files"]
+    killed = [one["what"] for one in found["killed"]]
+    return (
+        f"{found['images']:,} images, {found['actors']} actors on a real cluster, of which one was killed"
+        f" {counted(killed.count('actor'), 'time')} and the command itself {counted(killed.count('driver'), 'time')}:"
+        f" all {found['files']} files of the codes folder are, byte for byte, those of one process (`python -m"
+        " benchmarks.on_ray SCRATCH`)."
+    )
+
+
 def ranks() -> str:
     """MAP of two ranks and of one process, by `python -m benchmarks.ranks map`."""
     found = json.loads((RESULTS / "ranks.json").read_text(encoding="utf-8"))["map"]
@@ -679,6 +743,7 @@ TABLES = {
     "few": few,
     "tuned": tuned,
     "orders": orders,
+    "spare": spare,
     "tie-aware": tie_aware,
     "speed": speed,
     "search-table": search_table,
@@ -697,10 +762,12 @@ TABLES = {
     "nuswide": nuswide,
     "copies": copies,
     "copies-tuning": copies_tuning,
+    "groups": groups,
     "refine": refine,
     "second": second,
     "ties": ties,
     "remote": remote,
+    "on-ray": on_ray,
     "ranks": ranks,
     "big": big,
     "big-predicted": big_predicted,

@@ -42,7 +42,7 @@ def evaluate(
         lines.append(f"  {name:<18} {row['map']:.4f}   {row['definition']}")
     for key, metric, title, explained in titled(result):
         if metric.key != "map":
-            lines.append(f"{title:<27} {result[key]:.4f}   {explained}")
+            lines.append(f"{title:<29} {result[key]:.4f}   {explained}")
     show(result, as_json, *lines)
 
 

@@ -146,18 +146,30 @@ def write_figures(out: Path, result: Mapping[str, Any]) -> list[Drawing]:
 
 
 def map_figure(result: Mapping[str, Any], ink: str = INK) -> Figure:
-    """MAP against the number of bits: a panel per kind of features, a line per method, bars for the deviation."""
+    """MAP against the number of bits: a panel per kind of features, a line per method, bars for the deviation.
+
+    Hollow points are printed numbers that are comparable. Lines in a single panel are labelled at their ends.
+    """
     kinds = list(dict.fromkeys(row["features"] for row in result["rows"]))
-    figure = _methods_figure(len(kinds), 1, 4.2, result, ink)
+    figure = _methods_figure(len(kinds), 1, 4.2, result, ink, legend=len(kinds) > 1)
+    deviate = any(deviation for row in result["rows"] for _, _, deviation in map_line(row))
+    x_label = "bits (bars: standard deviation)" if deviate else "bits (one run each, so no deviation)"
     panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]  # heights are compared across panels
     for kind, axes in zip(kinds, panels, strict=True):
-        decorate(axes, kind, "bits", "MAP" if kind == kinds[0] else "", ink)
+        decorate(axes, kind, x_label, "MAP" if kind == kinds[0] else "", ink)
         for row in result["rows"]:
             if row["features"] == kind:
-                _plot(axes, map_line(row), _style(result, row["method"]))
+                style = _style(result, row["method"])
+                _plot(axes, map_line(row), style)
+                if points := printed_points(row):
+                    hollow = style | {"linestyle": "", "markerfacecolor": "none", "markersize": 8, "label": None}
+                    axes.plot(*zip(*points, strict=True), **hollow)
         axes.set_xticks(result["bits"])
         axes.margins(y=0.08)  # not from 0: many methods are near each other, far above it
         _not_too_near(axes)
+    if len(kinds) == 1:
+        ends = [(map_line(row), _style(result, row["method"])) for row in result["rows"]]
+        _label_lines(axes, [(line[-1][:2], style) for line, style in ends if line])
     return figure
 
 
@@ -223,6 +235,12 @@ def map_line(row: Mapping[str, Any]) -> Line:
     return [(int(n), one["map"], one["map_deviation"] or 0.0) for n, one in at if one["map"] is not None]
 
 
+def printed_points(row: Mapping[str, Any]) -> list[tuple[int, float]]:
+    """The printed numbers of a row that are of the same images and features."""
+    printed = [(int(n), one.get("printed")) for n, one in row["lengths"].items()]
+    return [(n, one["map"]) for n, one in printed if one and one["comparable"]]
+
+
 def in_words(title: str, lines: Mapping[str, Line], name: Callable[[float], str] = "{:g}".format) -> str:
     """What a figure of MAP shows, for screen readers."""
     said = [
@@ -233,16 +251,40 @@ def in_words(title: str, lines: Mapping[str, Line], name: Callable[[float], str]
     return f"{title}: {'; '.join(said)}."
 
 
-def _methods_figure(columns: int, rows: int, side: float, result: Mapping[str, Any], ink: str) -> Figure:
+def _methods_figure(
+    columns: int, rows: int, side: float, result: Mapping[str, Any], ink: str, legend: bool = True
+) -> Figure:
     """Room for panels, and at the right a legend of all methods that have a line, best first."""
     from matplotlib.lines import Line2D
 
     figure = _new_figure(side * columns + 1.4, max(0.85 * side * rows, 0.19 * len(result["methods"])) + 0.3)
+    if not legend:
+        return figure
     ranked = sorted((row for row in result["rows"] if row["mean_map"] is not None), key=lambda row: -row["mean_map"])
     lines = [Line2D([], [], **_style(result, method)) for method in dict.fromkeys(row["method"] for row in ranked)]
     # lines that are long enough to show the dashes
     figure.legend(handles=lines, loc="outside right upper", frameon=False, fontsize=9, handlelength=3.6, labelcolor=ink)
     return figure
+
+
+def _label_lines(axes: Axes, ends: Sequence[tuple[tuple[float, float], Mapping[str, Any]]]) -> None:
+    """The label of each line beside its last point; those that would touch are moved apart and joined to it."""
+    low, high = axes.get_ylim()
+    ends = sorted(ends, key=lambda end: end[0][1])
+    heights = [(y - low) / (high - low) for (_, y), _ in ends]
+    gap = 0.048  # of the axes' height: a line of text
+    for place in range(1, len(heights)):
+        heights[place] = max(heights[place], heights[place - 1] + gap)
+    limit = 1.02
+    for place in reversed(range(len(heights))):
+        heights[place] = min(heights[place], limit)
+        limit = heights[place] - gap
+    for height, (point, style) in zip(heights, ends, strict=True):
+        line = {"arrowstyle": "-", "color": style["color"], "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4}
+        axes.annotate(
+            style["label"], point, (1.06, height), textcoords="axes fraction", arrowprops=line, color=style["color"],
+            fontsize=8, va="center", annotation_clip=False,
+        )  # fmt: skip
 
 
 def _style(result: Mapping[str, Any], method: str) -> dict[str, Any]:
