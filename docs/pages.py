@@ -502,7 +502,8 @@ def example_scripts() -> list[Path]:
 def examples_page() -> str:
     parts = [
         "# Examples",
-        "Complete scripts that run in minutes, from the folder `examples/` of the source. Each is run by the tests.",
+        "Complete scripts that run in minutes, from the folder `examples/` of the source. `make docs-test` runs all but"
+        " the one that reads all of CIFAR-10.",
     ]
     for path in example_scripts():
         text = path.read_text(encoding="utf-8")

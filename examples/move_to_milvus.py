@@ -1,7 +1,7 @@
 """Move an index to Milvus
 
 An index folder in; the same codes in a Milvus collection out, with every answer compared. Without an address it uses
-Milvus Lite, a file (`pip install "hashlens[milvus-lite]"`, not on Windows).
+Milvus Lite, a file (`pip install ".[milvus-lite]"`, not on Windows).
 
     python examples/move_to_milvus.py http://localhost:19530
 """
