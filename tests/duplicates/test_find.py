@@ -355,7 +355,7 @@ def test_wrong_use(hashlens, photos, model, tmp_path):
         (("duplicates", "find"), 2, "Missing argument"),
     ):
         found, out, err = hashlens(*arguments)
-        assert found == code and words in err and "Traceback" not in err and not out, (arguments, err)
+        assert found == code and words in err and "Traceback" not in err and not out, (arguments, err, out)
     assert (tmp_path / "note.html").read_text() == "mine"
 
 

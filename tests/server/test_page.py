@@ -92,7 +92,7 @@ def browser(running, served):
 def results(browser, n=20):
     """Wait for n results and for what is counted after they are shown."""
     browser.until(f"document.querySelectorAll('#hits li').length === {n} && !document.querySelector('#hits.waiting')")
-    browser.until("document.querySelector('#ties').textContent.includes(' shown of ')")
+    browser.until("document.querySelector('#ties').textContent.includes(' at ≤ ')")
 
 
 def test_before_any_query(browser, served):
@@ -322,7 +322,7 @@ def test_the_address_holds_the_whole_search(browser, served, searcher):
     ]
     browser.open(f"{served.address}?code={searcher.item(3)['code']}&radius=20&k=100")
     results(browser, 60)
-    assert "60 shown of 60" in browser.text("#ties")
+    assert "all 60 at" in browser.text("#ties")
     browser.open(f"{served.address}?id=<b>&k=x&radius=../..")
     browser.until("document.querySelector('#status').textContent.startsWith('No query')")
 
@@ -336,7 +336,8 @@ def test_numbers_are_those_of_the_search(browser, served, searcher):
     )
     assert shown == [hit["distance"] for hit in answer["hits"]]
     within = sum(answer["histogram"][: answer["ties"]["distance"] + 1])
-    assert browser.text("#ties").startswith(f"20 shown of {within} at ≤ {answer['ties']['distance']} bit")
+    counted = f"20 shown of {within}" if within > 20 else "all 20"
+    assert browser.text("#ties").startswith(f"{counted} at ≤ {answer['ties']['distance']} bit")
     if within > 20:
         browser.run("document.querySelector('#ties button').click()")
         results(browser, within)

@@ -283,7 +283,8 @@ function showTies(found) {
   if (!hits.length && nearest >= 0) $("ties").append(offer("Show it", nearest));
   if (!hits.length) return;
   const within = histogram.slice(0, ties.distance + 1).reduce((sum, n) => sum + n, 0);
-  $("ties").append(`${number(hits.length)} shown of ${number(within)} at ≤ ${plural(ties.distance, "bit", "bits")} · ${exact}`);
+  const shown = hits.length < within ? `${number(hits.length)} shown of ${number(within)}` : `all ${number(within)}`;
+  $("ties").append(`${shown} at ≤ ${plural(ties.distance, "bit", "bits")} · ${exact}`);
   const most = info?.limits.max_k ?? 1000;
   if (within > hits.length && within <= most) $("ties").append(" ", offer("Show all", ties.distance, within));
   else if (within > hits.length && hits.length < most) $("ties").append(" ", offer(`Show ${number(most)}`, ties.distance, most));
