@@ -153,6 +153,9 @@ def main():
             if ranks.first:
                 (out / "said.txt").write_text("\n".join(said))
                 save_file(network.state_dict(), out / "network.safetensors")
+    with joined() as again, joined() as within:
+        assert again.size == within.size == ranks.size
+        assert again.gathered(np.array([again.rank])).tolist() == [*range(again.size)]
     threads = [(thread / "comm").read_text() for thread in Path("/proc/self/task").iterdir()]
     assert not any("gloo" in name for name in threads), f"they could abort this process as it ends: {threads}"
 

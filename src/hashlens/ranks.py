@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -32,6 +34,8 @@ LOST = (  # said where the other rank could not say anything
     "another rank was ended or does not answer, so all ranks end; what was saved after the last epoch is kept: start"
     " all ranks again, with --resume and the run's folder"
 )
+
+_times = count()  # how often this process has joined others
 
 Part = TypeVar("Part")
 
@@ -179,10 +183,11 @@ def reachable() -> Iterator[None]:
 def joined() -> Iterator[Ranks]:
     """Within, this process is one of those that torchrun started; if it started none, nothing changes.
 
-    An error of one rank is said by that rank, an error of all by rank 0.
+    A program may join several times, also where it has joined already. An error of one rank is said by
+    that rank, an error of all by rank 0.
     """
     environment = _environment()
-    if environment is None:
+    if environment is None or current().size > 1:
         yield current()
         return
     require("torch", why="torchrun")
@@ -192,7 +197,6 @@ def joined() -> Iterator[Ranks]:
     # imported later, as optimizers do, it would keep our group as a default of its functions, and with it gloo's
     # threads, which abort a process that ends before them
     import torch.distributed.nn.functional
-    from torch.distributed.rendezvous import rendezvous
 
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     # one that torchrun has set, unless the user has
@@ -209,7 +213,8 @@ def joined() -> Iterator[Ranks]:
         backend = "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=_timeout())
     try:
-        store, _, _ = next(rendezvous("env://", rank, size, timeout=timeout))
+        # a program may join several times, and what ranks have told each other before would be taken for the present
+        store = dist.PrefixStore(f"joined {next(_times)}", _store(rank, size, timeout))
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except RuntimeError as error:
         raise RankError(
@@ -234,6 +239,14 @@ def joined() -> Iterator[Ranks]:
         with suppress(RuntimeError):
             dist.destroy_process_group()
         signal.signal(signal.SIGTERM, before)
+
+
+@cache
+def _store(rank: int, size: int, timeout: timedelta) -> Any:
+    """What all ranks can read and write, until this process ends."""
+    from torch.distributed.rendezvous import rendezvous
+
+    return next(rendezvous("env://", rank, size, timeout=timeout))[0]
 
 
 def _speaks(store: Any, rank: int) -> bool:
