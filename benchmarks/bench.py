@@ -30,8 +30,9 @@ from hashlens.data import make_protocol, open_source
 from hashlens.data.labels import Labels
 from hashlens.features.networks.inference import prepare_cpu, set_layout
 from hashlens.files import write_json
-from hashlens.hashers.deep.dtsh import DTSH, DTSHLoss
+from hashlens.hashers.deep.dtsh import DTSH
 from hashlens.hashers.deep.training import Training, train
+from hashlens.hashers.deep.triplet_losses import DTSHLoss
 from hashlens.machine import machine
 from hashlens.progress import Progress
 from hashlens.results.metrics import evaluate_codes, evaluate_ranking

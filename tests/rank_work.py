@@ -13,9 +13,9 @@ from torch import nn
 
 from hashlens import DTSH, Training, make_hasher
 from hashlens.data.labels import Labels
-from hashlens.hashers.deep.dtsh import DTSHLoss
 from hashlens.hashers.deep.inputs import ArrayInputs
 from hashlens.hashers.deep.training import train
+from hashlens.hashers.deep.triplet_losses import DTSHLoss
 from hashlens.hashers.methods import METHODS
 from hashlens.ranks import current, joined
 

@@ -7,8 +7,8 @@ from hashlens.hashers.deep.dpsh import DPSHLoss as DPSHLoss
 from hashlens.hashers.deep.drsch import DRSCHLoss as DRSCHLoss
 from hashlens.hashers.deep.drsch import DSCHLoss as DSCHLoss
 from hashlens.hashers.deep.dsrh import DSRHLoss as DSRHLoss
-from hashlens.hashers.deep.dtsh import DTSHBankLoss as DTSHBankLoss
-from hashlens.hashers.deep.dtsh import DTSHLoss as DTSHLoss
-from hashlens.hashers.deep.dtsh import DTSHTripletLoss as DTSHTripletLoss
 from hashlens.hashers.deep.ninh import NINHLoss as NINHLoss
+from hashlens.hashers.deep.triplet_losses import DTSHBankLoss as DTSHBankLoss
+from hashlens.hashers.deep.triplet_losses import DTSHLoss as DTSHLoss
+from hashlens.hashers.deep.triplet_losses import DTSHTripletLoss as DTSHTripletLoss
 from hashlens.hashers.losses import *  # noqa: F403

@@ -10,8 +10,8 @@ from hashlens import DTSH, Training
 from hashlens.data.labels import Labels
 from hashlens.errors import UsageError
 from hashlens.hashers.deep.class_codes import class_codes, ridge_regression, separated
-from hashlens.hashers.deep.dtsh import DTSHClassLoss
 from hashlens.hashers.deep.heads import SHARPNESS, FromLongCode, Standardised, plain
+from hashlens.hashers.deep.triplet_losses import DTSHClassLoss
 
 
 def distances(codes):

@@ -11,10 +11,11 @@ from slow_losses import n_shared, triplets_of, value_and_gradient
 from hashlens import ITQ
 from hashlens.data.labels import Labels
 from hashlens.errors import UsageError
-from hashlens.hashers.deep import dtsh
-from hashlens.hashers.deep.dtsh import DTSH, DTSHBankLoss, DTSHLoss, draw_from_bank
+from hashlens.hashers.deep import triplet_losses
+from hashlens.hashers.deep.dtsh import DTSH
 from hashlens.hashers.deep.likelihood import triplet_nll
 from hashlens.hashers.deep.training import Training
+from hashlens.hashers.deep.triplet_losses import DTSHBankLoss, DTSHLoss, draw_from_bank
 
 
 def test_all_triplets_at_zero_cost_log_2():
@@ -195,7 +196,7 @@ def test_bank_is_zero_then_holds_the_latest_outputs(rng, monkeypatch):
         at_draw.append(loss.bank.clone())
         return draw_from_bank(labels, rows, seed)
 
-    monkeypatch.setattr(dtsh, "draw_from_bank", draw)
+    monkeypatch.setattr(triplet_losses, "draw_from_bank", draw)
     expected = np.zeros((600, 4))
     for rows in (np.arange(8), np.arange(5, 13)):
         u = torch.tensor(rng.normal(size=(8, 4)), requires_grad=True)

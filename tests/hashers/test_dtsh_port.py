@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from hashlens.data.labels import Labels
-from hashlens.hashers.deep.dtsh import DTSH, DTSHBankLoss
+from hashlens.hashers.deep.dtsh import DTSH
 from hashlens.hashers.deep.dtsh_port import DIFFERENCES, DTSHPort, port_settings
 from hashlens.hashers.deep.training import Training
+from hashlens.hashers.deep.triplet_losses import DTSHBankLoss
 from hashlens.hashers.methods import METHODS
 
 

@@ -7,8 +7,9 @@ from torch.nn import functional as F
 
 from hashlens import evaluate_codes
 from hashlens.errors import DataError, UsageError
-from hashlens.hashers.deep.dtsh import DTSH, DTSHTripletLoss
+from hashlens.hashers.deep.dtsh import DTSH
 from hashlens.hashers.deep.training import Training
+from hashlens.hashers.deep.triplet_losses import DTSHTripletLoss
 
 TRIPLETS = np.array([[0, 1, 2], [3, 4, 5], [5, 0, 1], [2, 4, 0], [4, 5, 3]])
 

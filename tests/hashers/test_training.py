@@ -13,9 +13,9 @@ from hashlens import DTSH, Training, make_hasher
 from hashlens.data.images import ArrayImages
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, DivergedError, MismatchError, Stopped, UsageError
-from hashlens.hashers.deep.dtsh import DTSHClassLoss, DTSHLoss
 from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs, Windows
 from hashlens.hashers.deep.training import COLUMNS, RECIPE, _batches, mixed, train
+from hashlens.hashers.deep.triplet_losses import DTSHClassLoss, DTSHLoss
 
 FAST = Training(epochs=3, batch_size=40, head_lr=0.05)  # five steps an epoch on the clusters
 

@@ -8,7 +8,8 @@ ablation that asks how much of the difference between published numbers comes fr
 from dataclasses import replace
 from typing import Any
 
-from hashlens.hashers.deep.dtsh import DTSH, TRIPLETS_PER_QUERY
+from hashlens.hashers.deep.dtsh import DTSH
+from hashlens.hashers.deep.triplet_losses import TRIPLETS_PER_QUERY
 from hashlens.hashers.losses import Loss
 from hashlens.settings import setting
 
