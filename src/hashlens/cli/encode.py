@@ -19,14 +19,14 @@ from hashlens.cli.options import (
     open_source_of,
     show,
 )
-from hashlens.data.sources import AT_ADDRESSES, SOURCES
+from hashlens.data.sources import AT_ADDRESSES, KINDS
 from hashlens.errors import UsageError
 from hashlens.files import quoted
 from hashlens.progress import Progress, counted
 
 app = typer.Typer()
 data_app = typer.Typer(
-    help=f"Look at data before training.\n\nA source is {', '.join(SOURCES.values())}; {AT_ADDRESSES}.",
+    help=f"Look at data before training.\n\nA source is {KINDS}; {AT_ADDRESSES}.",
     no_args_is_help=True,
 )
 app.add_typer(data_app, name="data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -406,8 +407,10 @@ def plan_(
     from hashlens.index.plan import describe_plan, plan
 
     try:
-        number = int(float(n))
-    except (ValueError, OverflowError) as error:
-        raise UsageError(f"--n must be a number such as 1000000 or 1e9, got {n}") from error
-    found = plan(number, bits, second_bits)
+        number = float(n)
+    except ValueError:
+        number = math.nan
+    if not number.is_integer():
+        raise UsageError(f"--n must be a whole number such as 1000000 or 1e9, got {n}")
+    found = plan(int(number), bits, second_bits)
     show(found, as_json, describe_plan(found))

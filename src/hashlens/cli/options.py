@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from hashlens.data.sources import AT_ADDRESSES, SOURCES, Columns
+from hashlens.data.sources import AT_ADDRESSES, KINDS, Columns
 from hashlens.errors import UsageError
 from hashlens.files import expanded
 from hashlens.progress import Progress
@@ -23,20 +23,29 @@ from hashlens.ranks import current
 if TYPE_CHECKING:
     from hashlens.data import Source
 
+DATA, LEARNING = "Data and split", "Network and training"  # panels of --help
+
 JSON = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
 QUIET = Annotated[bool, Option("--quiet", "-q", help="No progress on standard error.")]
 BITS = Annotated[int, Option(help="Code length in bits.")]
 SEED = Annotated[int, Option(min=0, help="Seed for the split, initial weights and batch order.")]
-SOURCE = Annotated[str, Argument(help=f"Images: {', '.join(SOURCES.values())}; {AT_ADDRESSES}.")]
+SOURCE = Annotated[str, Argument(help=f"Images: {KINDS}; {AT_ADDRESSES}.")]
 PROTOCOL = Annotated[
     str | None,
     Option(
         help="cifar10-1, cifar10-2, nuswide-1 or nuswide-2 (the paper's), mirflickr, unseen, split, or few-1, few-2,"
-        " few-4 or few-8 (split with that many training images per class)."
+        " few-4 or few-8 (split with that many training images per class).",
+        show_default="that of the source, else split",
+        rich_help_panel=DATA,
     ),
 ]
 SPLITS = Annotated[
-    int, Option(min=1, help="Splits, with seeds from that of the first; MAP is reported as mean ± deviation.")
+    int,
+    Option(
+        min=1,
+        help="Number of splits, with seeds from that of the first; MAP is reported as mean ± deviation.",
+        rich_help_panel=DATA,
+    ),
 ]
 COLUMNS = Annotated[
     list[str] | None,
@@ -45,9 +54,12 @@ COLUMNS = Annotated[
         metavar="NAME=COLUMN",
         help="Column of a table or Hugging Face dataset, if not the default: path=COLUMN, labels=COLUMN, split=COLUMN,"
         " or separator=CHARACTER between labels. May be repeated.",
+        rich_help_panel=DATA,
     ),
 ]
-FROM_FILE = Annotated[Path | None, Option(help="Local archive of CIFAR-10: cifar-10-binary.tar.gz.")]
+FROM_FILE = Annotated[
+    Path | None, Option(help="Local archive of CIFAR-10: cifar-10-binary.tar.gz.", rich_help_panel=DATA)
+]
 
 
 def show(result: Any, as_json: bool, *lines: str) -> None:

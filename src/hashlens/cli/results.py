@@ -7,18 +7,35 @@ import typer
 from typer import Argument, Option
 
 from hashlens.cli import options
-from hashlens.cli.options import COLUMNS, FROM_FILE, JSON, PROTOCOL, QUIET, SOURCE, SPLITS, given, listed, numbers, show
+from hashlens.cli.options import (
+    COLUMNS,
+    FROM_FILE,
+    JSON,
+    LEARNING,
+    PROTOCOL,
+    QUIET,
+    SOURCE,
+    SPLITS,
+    given,
+    listed,
+    numbers,
+    show,
+)
 from hashlens.files import alone_in, quoted, require_own
 from hashlens.progress import Progress
 
 app = typer.Typer()
 
 # of all methods that train a network
-BACKBONE = Annotated[str | None, Option(help="Network of deep methods.")]
-WEIGHTS = Annotated[Path | None, Option(help="Weights of that backbone, such as imagenet-vgg-f.mat.")]
-IMAGE_SIZE = Annotated[int | None, Option(help="Image resolution for deep methods.")]
-FROZEN_BLOCKS = Annotated[int | None, Option(help="Leading blocks that deep methods do not train.")]
-EPOCHS = Annotated[int | None, Option(help="Training epochs of deep methods.")]
+BACKBONE = Annotated[str | None, Option(help="Network of deep methods.", rich_help_panel=LEARNING)]
+WEIGHTS = Annotated[
+    Path | None, Option(help="Weights of that backbone, such as imagenet-vgg-f.mat.", rich_help_panel=LEARNING)
+]
+IMAGE_SIZE = Annotated[int | None, Option(help="Image resolution for deep methods.", rich_help_panel=LEARNING)]
+FROZEN_BLOCKS = Annotated[
+    int | None, Option(help="Leading blocks that deep methods do not train.", rich_help_panel=LEARNING)
+]
+EPOCHS = Annotated[int | None, Option(help="Training epochs of deep methods.", rich_help_panel=LEARNING)]
 
 
 @app.command()
@@ -53,7 +70,11 @@ def compare(
     methods: Annotated[str, Option(help="Comma-separated; see: hashlens methods")],
     bits: Annotated[str, Option(help="Code lengths, comma-separated.")] = "12,24,32,48",
     features: Annotated[
-        str, Option(help="For methods on features: gist, deep (efficientnet-lite0), nuswide-1134, or resnet50@112.")
+        str,
+        Option(
+            help="For methods on features: gist, deep (efficientnet-lite0), nuswide-1134, or resnet50@112.",
+            rich_help_panel=LEARNING,
+        ),
     ] = "deep",
     seeds: Annotated[int, Option(help="Number of seeds per method and split.")] = 1,
     splits: SPLITS = 1,
@@ -69,9 +90,16 @@ def compare(
     epochs: EPOCHS = None,
     chosen: Annotated[
         list[str] | None,
-        Option("--set", metavar="[METHOD.]NAME=VALUE", help="Change a setting; see: hashlens methods NAME"),
+        Option(
+            "--set",
+            metavar="[METHOD.]NAME=VALUE",
+            help="Change a setting; see: hashlens methods NAME",
+            rich_help_panel=LEARNING,
+        ),
     ] = None,
-    preset: Annotated[str | None, Option(help="published: the settings of the methods' papers.")] = None,
+    preset: Annotated[
+        str | None, Option(help="published: the settings of the methods' papers.", rich_help_panel=LEARNING)
+    ] = None,
     columns: COLUMNS = None,
     from_file: FROM_FILE = None,
     as_json: JSON = False,

@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from hashlens.cli.options import JSON, QUIET, interruptible
 from hashlens.data.formats import EXTENSIONS
-from hashlens.data.sources import SOURCES
+from hashlens.data.sources import KINDS
 from hashlens.errors import UsageError
 from hashlens.files import quoted, require_kind
 from hashlens.index import ENGINES, SERVERS
@@ -22,7 +22,7 @@ from hashlens.progress import Progress
 
 app = typer.Typer()
 
-INDEX_HELP = f"Folder of an index, of codes or of a run; or images: {', '.join(SOURCES.values())}."
+INDEX_HELP = f"Folder of an index, of codes or of a run; or images: {KINDS}."
 INDEX = Annotated[str, Argument(help=INDEX_HELP)]
 MODEL = Annotated[
     Path | None,

@@ -12,7 +12,20 @@ from typer import Option
 
 import hashlens
 from hashlens.cli import options
-from hashlens.cli.options import BITS, COLUMNS, FROM_FILE, JSON, PROTOCOL, QUIET, SEED, SOURCE, SPLITS, given
+from hashlens.cli.options import (
+    BITS,
+    COLUMNS,
+    DATA,
+    FROM_FILE,
+    JSON,
+    LEARNING,
+    PROTOCOL,
+    QUIET,
+    SEED,
+    SOURCE,
+    SPLITS,
+    given,
+)
 from hashlens.errors import UsageError, require
 from hashlens.features.networks import BACKBONES
 from hashlens.files import quoted, require_own
@@ -72,21 +85,35 @@ def demo(
 
 
 METHOD = Annotated[str, Option(help="See: hashlens methods")]
-BACKBONE = Annotated[str | None, Option(help=f"{BACKBONES}.")]
-WEIGHTS = Annotated[Path | None, Option(help="Weights of the backbone: imagenet-vgg-f.mat for cnn-f.")]
-FEATURES = Annotated[str | None, Option(help="For methods on features: gist, or a backbone.")]
-IMAGE_SIZE = Annotated[int | None, Option(help="Image side in pixels; larger is slower and better.")]
-FROZEN_BLOCKS = Annotated[int | None, Option(help="Leading blocks that are not trained.")]
-EPOCHS = Annotated[int | None, Option(help="Training epochs.")]
+BACKBONE = Annotated[str | None, Option(help=f"{BACKBONES}.", rich_help_panel=LEARNING)]
+WEIGHTS = Annotated[
+    Path | None, Option(help="Weights of the backbone: imagenet-vgg-f.mat for cnn-f.", rich_help_panel=LEARNING)
+]
+FEATURES = Annotated[str | None, Option(help="For methods on features: gist, or a backbone.", rich_help_panel=LEARNING)]
+IMAGE_SIZE = Annotated[
+    int | None, Option(help="Image side in pixels; larger is slower and better.", rich_help_panel=LEARNING)
+]
+FROZEN_BLOCKS = Annotated[int | None, Option(help="Leading blocks that are not trained.", rich_help_panel=LEARNING)]
+EPOCHS = Annotated[int | None, Option(help="Training epochs.", rich_help_panel=LEARNING)]
 SECOND_BITS = Annotated[
     int | None,
-    Option(min=0, help="Length of a second code, which orders equal distances; 0: none.", show_default="128"),
+    Option(
+        min=0,
+        help="Length of a second code, which orders equal distances; 0: none.",
+        show_default="128",
+        rich_help_panel=LEARNING,
+    ),
 ]
-PRECISION = Annotated[str | None, Option(help="Arithmetic of training: auto, float32 or bfloat16.")]
+PRECISION = Annotated[
+    str | None, Option(help="Arithmetic of training: auto, float32 or bfloat16.", rich_help_panel=LEARNING)
+]
 SET = Annotated[
-    list[str] | None, Option("--set", metavar="NAME=VALUE", help="Any other setting; see: hashlens methods NAME")
+    list[str] | None,
+    Option(
+        "--set", metavar="NAME=VALUE", help="Any other setting; see: hashlens methods NAME", rich_help_panel=LEARNING
+    ),
 ]
-DEVICE = Annotated[str | None, Option(help="auto, cpu or cuda.")]
+DEVICE = Annotated[str | None, Option(help="auto, cpu or cuda.", rich_help_panel=LEARNING)]
 
 
 @app.command()
@@ -111,9 +138,15 @@ def train(
     tune: Annotated[
         str | None, Option(metavar="TIME", help="Choose settings first, for so long: 10m; see: hashlens tune --help")
     ] = None,
-    triplets: Annotated[Path | None, Option(help="Learn from lines of query,positive,negative, not labels.")] = None,
-    preset: Annotated[str | None, Option(help="published: the settings of the method's paper.")] = None,
-    quirk: Annotated[str | None, Option(help="transposed-test-batch: a bug of the authors' CIFAR-10 code.")] = None,
+    triplets: Annotated[
+        Path | None, Option(help="Learn from lines of query,positive,negative, not labels.", rich_help_panel=DATA)
+    ] = None,
+    preset: Annotated[
+        str | None, Option(help="published: the settings of the method's paper.", rich_help_panel=LEARNING)
+    ] = None,
+    quirk: Annotated[
+        str | None, Option(help="transposed-test-batch: a bug of the authors' CIFAR-10 code.", rich_help_panel=DATA)
+    ] = None,
     columns: COLUMNS = None,
     device: DEVICE = None,
     from_file: FROM_FILE = None,

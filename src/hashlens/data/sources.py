@@ -53,6 +53,8 @@ SOURCES = {
 AT_ADDRESSES = "folders, tar files, tables, lists and patterns also at s3://, gs://, hdfs://, https:// or sftp://"
 # kinds that an address can be of; which one is decided by its name, because asking a web server would read all of it
 ADDRESSED = ("tar", "table", "list", "pattern", "folder")
+# all kinds as help lists them, images of one's own first
+KINDS = ", ".join(SOURCES[kind] for kind in sorted(SOURCES, key=lambda kind: kind not in ADDRESSED))
 NO_LABEL = "no label"  # why an image is skipped
 Progress = Callable[[str], object]  # called with one line of text, like print
 
