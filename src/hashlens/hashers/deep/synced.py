@@ -131,8 +131,11 @@ class _Normalise(torch.autograd.Function):
         )
         sums = torch.stack([total, products])
         _add_up(sums)
-        # the statistics depend on x too, and what that takes away is linear in the normalised x
-        scale = (variance + ctx.eps).rsqrt()
-        level, tilt = sums * (scale if weight is None else scale * weight) / ctx.n
-        slope -= F.batch_norm(x, mean, variance, tilt, level, eps=ctx.eps)
+        # the statistics depend on x too, and what that takes away is linear in x
+        deviation = (variance + ctx.eps).rsqrt()
+        level, tilt = sums * (deviation if weight is None else deviation * weight) / ctx.n
+        tilt *= deviation
+        level -= mean * tilt
+        per_channel = (-1, *[1] * (x.ndim - 2))
+        slope.addcmul_(x, tilt.view(per_channel), value=-1).sub_(level.view(per_channel))
         return slope, products if weight is not None else None, total if weight is not None else None, *[None] * 4
