@@ -374,10 +374,12 @@ class MilvusIndex(Engine):
         place: str,
         n: int = HIGHEST,
         span: tuple[int, int] | None = None,
+        even: bool = True,
     ) -> Found:
         """Of the codes from `nearest` to `farthest` bits away, the n with the lowest ids, all in `span`.
 
-        If there are more than Milvus returns, the lower half of the span is queried first, then the upper half.
+        If there are more than Milvus returns, a lower part of the span is queried first, then the rest. As long as they
+        may be spread evenly over it, that part is one with some more than n; it is never more than half.
         """
         limits = [only, f"id >= {span[0]} and id <= {span[1]}" if span else ""]
         among = " and ".join(filter(None, limits))
@@ -386,11 +388,11 @@ class MilvusIndex(Engine):
             lowest = np.argsort(ids)[:n]
             return ordered(distances[lowest], ids[lowest])
         low, high = span or (0, self._highest())
-        middle = (low + high) // 2
-        lower = self._lowest(packed, nearest, farthest, only, place, n, (low, middle))
+        middle = low + int((high - low) * (min(0.5, 4 * n / MOST) if even else 0.5))
+        lower = self._lowest(packed, nearest, farthest, only, place, n, (low, middle), even)
         if len(lower[1]) >= n:
             return lower
-        upper = self._lowest(packed, nearest, farthest, only, place, n - len(lower[1]), (middle + 1, high))
+        upper = self._lowest(packed, nearest, farthest, only, place, n - len(lower[1]), (middle + 1, high), False)
         return together([[lower], [upper]])[0]
 
     def _search(
