@@ -31,12 +31,23 @@ class ITQ(LinearHasher):
 
 
 def quantising_rotation(V: np.ndarray, n_iterations: int, random_state: int) -> np.ndarray:
-    """The orthogonal R (n, n) for which V R is near its own signs."""
+    """The orthogonal R (n, n) for which V R is near its own signs.
+
+    Few classes and a long code leave most columns of V zero: the same rows of R are of no effect, and filled up at the
+    end. To learn them as well would take twenty to a hundred times as long.
+    """
     n = V.shape[1]
     rotation = random_rotation(n, np.random.default_rng(random_state))
+    filled = V.any(0)
+    if not filled.any():
+        return rotation
+    V, learned = V[:, filled], rotation[filled]
     for _ in range(n_iterations):
-        left, _, right = linalg.svd(signs(V @ rotation).T @ V)
-        rotation = right.T @ left.T  # where V is not zero, the signs of singular vectors cancel
+        left, _, right = linalg.svd(signs(V @ learned).T @ V, full_matrices=False)
+        learned = right.T @ left.T  # the signs of singular vectors cancel
+    rotation[filled] = learned
+    if not filled.all():
+        rotation[~filled] = linalg.qr(learned.T)[0][:, len(learned) :].T
     return rotation
 
 
