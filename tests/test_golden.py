@@ -11,7 +11,6 @@ Ray                       x     x
 
 import io
 import json
-import os
 import subprocess
 import sys
 import tarfile
@@ -24,6 +23,7 @@ import pytest
 from fastapi.testclient import TestClient
 from made_networks import random_weights
 from PIL import Image
+from ray_environment import ray_environment
 from typer.testing import CliRunner
 
 from hashlens import DTSH, Codes, Training, load
@@ -194,9 +194,8 @@ def test_ray(golden, stored, models, tmp_path):
     containers = {name: ["png", "tar"] for name in MODELS} | {"dtsh-small-cnn": ["png"], "itq-small-cnn": ["tar"]}
     pairs = [(name, container) for name in MODELS for container in containers[name]]
     jobs = [[stored["sources"][c], str(models / name), str(tmp_path / f"{name}-{c}")] for name, c in pairs]
-    environment = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, "-c", RAY, json.dumps(jobs)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=ray_environment())
     assert done.returncode == 0, done.stderr
     for (name, _), (_, _, out) in zip(pairs, jobs, strict=True):
         assert CodesFolder.open(out).concatenated()[0].equals(golden[name])

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from ray_environment import ray_environment
 
 from hashlens.codes.encode import encode_source
 from hashlens.codes.encoder import Encoder
@@ -80,10 +81,11 @@ def test_the_same_folder_as_without_ray(photos, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         shards = iter(range(9))
         encode_source(encoder, str(photos), out, QUIET, shard_size=8, stop=_after(shards, 2))
-    environment = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     n_killed = 1 if os.environ.get("HASHLENS_LONG") else 0
     arguments = [str(photos), str(tmp_path / "model"), str(out), str(n_killed)]
-    done = subprocess.run([sys.executable, "-c", CODE, *arguments], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, *arguments], capture_output=True, text=True, env=ray_environment()
+    )
     assert done.returncode == 0, done.stderr
     first, killed, second, refused = done.stdout.splitlines()[-4:]
     assert killed == f"killed {n_killed}"
