@@ -12,7 +12,7 @@ demo: $(TRAIN)        ## train DTSH on CIFAR-10, print MAP, write hashlens-demo/
 	$(BIN)/hashlens demo
 
 test: check           ## formatting, lint, types and all tests
-	$(BIN)/pytest --numprocesses auto --dist loadfile
+	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test-long: $(DEV)     ## the tests that `make test` leaves out, because they start many processes
 	HASHLENS_LONG=1 $(BIN)/pytest tests/test_ranks.py tests/codes/test_ray.py tests/index/test_conformance.py

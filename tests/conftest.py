@@ -3,6 +3,7 @@
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,31 @@ import pytest
 # before torch and numba are imported: on a busy machine two threads are many times slower than one
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HASHLENS_THREADS"] = "1"
+
+HERE = Path(__file__).parent
+LONGEST = [  # files that take half a minute or more
+    "hashers/test_common.py",
+    "results/test_paper.py",
+    "test_golden.py",
+    "clicks/test_refine.py",
+    "index/test_conformance.py",
+    "server/test_hostile.py",
+    "test_ranks.py",
+    "codes/test_export.py",
+    "results/test_tune.py",
+    "test_base_install.py",
+    "codes/test_ray.py",
+    "hashers/test_spectral.py",
+    "cli/test_cli.py",
+    "hashers/test_training.py",
+    "server/test_engine.py",
+    "test_strangers.py",
+    "test_faults.py",
+    "index/test_library.py",
+    "index/test_index_folder.py",
+    "server/test_access.py",
+    "test_fuzz.py",
+]
 
 
 def pytest_configure(config):
@@ -19,6 +45,12 @@ def pytest_configure(config):
     if not build.library().exists() and not hasattr(config, "workerinput"):
         with suppress(OSError):
             build.compile_core()
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files first: at the end, one worker would still be busy with one of them and the others idle."""
+    places = {HERE / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="session")
