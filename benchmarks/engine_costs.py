@@ -1,10 +1,15 @@
 """What an image costs in Milvus and in PostgreSQL with pgvector: time to insert, disk, memory, and time per query.
 
-    python -m benchmarks.engine_costs [milvus] [pgvector] [--n 1000000]
+    python -m benchmarks.engine_costs [milvus] [pgvector] [--n 100000 1000000]
 
-Real servers on this machine, random codes of 48 bits with paths and labels, through the engines of hashlens; exact
-search. CPU time is that of the client and of all processes of the server, since others use the machine. The figures go
-to benchmarks/results/engines.json; `hashlens index plan` counts with them.
+Real servers on this machine, through the engines of hashlens. Codes of 48 bits, paths and queries are those of
+benchmarks/big.py, with one of a hundred labels each. A server has settled before it is asked: everything is flushed,
+compacted and indexed, it was started again, and queries were asked before. The exact search is measured, and the
+approximate index of each server with its recall.
+
+CPU time is that of the client and of all processes of the server, since others use the machine. What a server takes
+while nobody asks it anything is measured for IDLE seconds and subtracted. The figures go to
+benchmarks/results/engines.json; `hashlens index plan` counts with them.
 """
 
 from __future__ import annotations
@@ -14,14 +19,14 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
+from benchmarks.big import N_BITS, Images
 from benchmarks.engine_servers import SERVERS
 from hashlens.codes import Codes
 from hashlens.errors import StorageError
@@ -30,7 +35,11 @@ from hashlens.index.engines import BATCH, open_server
 from hashlens.machine import blocks, machine
 
 FILE = Path(__file__).parent / "results" / "engines.json"
-N_BITS, QUERIES, K, PATIENCE = 48, 20, 10, 20
+QUERIES, K, PATIENCE = 20, 10, 20
+IDLE = 10  # seconds
+SETTLED = 0.3  # of a core, below which a server does nothing in the background
+SECONDS = 600  # in which it settles
+APPROXIMATE = {"milvus": "ivf", "pgvector": "hnsw"}
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -76,10 +85,11 @@ def disk(folder: Path) -> int:
     return total
 
 
-def timed(folder: Path, work: Callable[[], object]) -> dict[str, float]:
+def timed(folder: Path, work: Callable[[], object], idle: float = 0) -> dict[str, float]:
     start = cpu(folder), time.perf_counter()
     work()
-    return {"cpu": cpu(folder) - start[0], "wall": time.perf_counter() - start[1]}
+    wall = time.perf_counter() - start[1]
+    return {"cpu": cpu(folder) - start[0] - idle * wall, "wall": wall}
 
 
 def patiently(work: Callable[[], Any]) -> Any:
@@ -87,55 +97,118 @@ def patiently(work: Callable[[], Any]) -> Any:
     for _ in range(PATIENCE):
         with suppress(StorageError):
             return work()
+        time.sleep(3)
     return work()
 
 
-def items(start: int, stop: int) -> pa.Table:
-    """Paths of about 50 characters, as those of benchmarks/big.py, and one of a hundred labels each."""
-    paths = [f"/archive/photos/{row // 1000:06d}/image-{row:012d}.jpg" for row in range(start, stop)]
-    return pa.table({"path": paths, "labels": [[f"label {row % 100}"] for row in range(start, stop)]})
+def settle(name: str, index: Any, folder: Path) -> None:
+    """Wait until the server has nothing left to do with what it was given."""
+    patiently(index.flush)
+    if name == "pgvector":
+        index._execute("VACUUM ANALYZE {table}")
+    else:
+        client = index._client
+        for place in index._collections():
+            job = client.compact(place)
+            while client.get_compaction_state(job) != "Completed":
+                time.sleep(1)
+            while client.describe_index(place, "code").get("pending_index_rows"):
+                time.sleep(1)
+    end = time.monotonic() + SECONDS
+    while (used := timed(folder, lambda: time.sleep(5)))["cpu"] > SETTLED * used["wall"] and time.monotonic() < end:
+        pass
 
 
-def measure(name: str, n: int, folder: Path) -> dict[str, Any]:
-    packed = np.random.default_rng(0).integers(0, 256, (n, N_BITS // 8), np.uint8)
-    queries = Codes(np.random.default_rng(1).integers(0, 256, (QUERIES, N_BITS // 8), np.uint8), N_BITS)
+class Searches:
+    """Counts the searches that an answer of Milvus takes: ties at its end take more than one."""
+
+    def __init__(self, index: Any):
+        self.n = 0
+        self._search = index._search
+        index._search = self
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        self.n += 1
+        return self._search(*given, **named)
+
+
+def items(paths: pa.Table, start: int) -> pa.Table:
+    labels = [[f"label {row % 100}"] for row in range(start, start + len(paths))]
+    return paths.append_column("labels", pa.array(labels, pa.list_(pa.string())))
+
+
+def queried(index: Any, queries: Codes, folder: Path, idle: float) -> dict[str, float]:
+    """What a query takes, with the searches that it consists of."""
+
+    def ask() -> None:
+        for row in range(QUERIES):
+            index.search(queries[row], K)
+
+    patiently(ask)
+    searches = Searches(index) if hasattr(index, "_search") else None
+    found = {key: value / QUERIES for key, value in timed(folder, ask, idle).items()}
+    if searches is not None:
+        found["searches"] = searches.n / QUERIES
+        del index._search
+    return found
+
+
+def measure(name: str, n: int, images: Images, folder: Path) -> Iterator[dict[str, Any]]:
+    """What was found: first without, then with the approximate index, which may take much longer to build."""
+    queries = images.queries()
     with SERVERS[name](folder) as server:
-        where = server.where
-        index = patiently(lambda: open_server(name, where, n_bits=N_BITS))
+        index = patiently(lambda: open_server(name, server.where, n_bits=N_BITS))
+        settle(name, index, folder)
         before = {"memory": memory(folder), "disk": disk(folder)}
+        idle = timed(folder, lambda: time.sleep(IDLE))
+        found: dict[str, Any] = {"n": n, "idle": idle["cpu"] / idle["wall"]}
 
         def insert() -> None:
             for rows in blocks(n, BATCH):
-                index.add(Codes(packed[rows], N_BITS), items(rows.start, rows.stop))
-            index.flush()
+                codes, paths = images.shard(rows.start, rows.stop - rows.start)
+                index.add(codes, items(paths, rows.start))
+            settle(name, index, folder)
 
-        found: dict[str, Any] = {"n": n, "insert": timed(folder, insert)}
+        found |= {"insert": timed(folder, insert, found["idle"])}
         assert len(index) == n
-        patiently(lambda: index.search(queries, K))
-
-        def ask() -> None:
-            for row in range(QUERIES):
-                index.search(queries[row], K)
-
-        found["query"] = {key: value / QUERIES for key, value in timed(folder, ask).items()}
-        found["memory"], found["disk"] = memory(folder), disk(folder)
         index.close()
-    return found | {"before": before}
+        server.stop()  # what it took to insert is no part of what it takes to search
+        server.start()
+        index = patiently(lambda: open_server(name, server.where))
+        settle(name, index, folder)
+        found |= {"query": queried(index, queries, folder, found["idle"])}
+        found |= {"memory": memory(folder), "disk": disk(folder), "before": before}
+
+        yield found
+
+        def build() -> None:
+            patiently(lambda: index.set_index(APPROXIMATE[name]))
+            settle(name, index, folder)
+
+        near = {"index_kind": APPROXIMATE[name], "build": timed(folder, build, found["idle"])}
+        near |= {"query": queried(index, queries, folder, found["idle"]), "recall": patiently(index.recall)}
+        near |= {"memory": memory(folder), "disk": disk(folder)}
+        index.close()
+        yield found | {"approximate": near}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engines", nargs="*", metavar="engine", help=", ".join(SERVERS))
-    parser.add_argument("--n", type=int, default=1_000_000)
-    asked = parser.parse_args()
+    parser.add_argument("--n", type=int, nargs="+", default=[100_000, 1_000_000])
+    asked = parser.parse_args(arguments)
     if unknown := [name for name in asked.engines if name not in SERVERS]:
         parser.error(f"there is no engine {unknown[0]}; choose from {', '.join(SERVERS)}")
     result = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    for name in asked.engines or SERVERS:
-        with tempfile.TemporaryDirectory() as folder:
-            result[name] = measure(name, asked.n, Path(folder).resolve())
-        print(name, json.dumps(result[name]), flush=True)
-        write_json(FILE, result | {"n_bits": N_BITS, "machine": machine()})
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder).resolve()
+        images = Images(scratch)
+        for name in asked.engines or SERVERS:
+            for n in asked.n:
+                for found in measure(name, n, images, scratch / f"{name}-{n}"):
+                    print(name, json.dumps(found), flush=True)
+                    result.setdefault(name, {})[str(n)] = found
+                    write_json(FILE, result | {"n_bits": N_BITS, "machine": machine()})
 
 
 if __name__ == "__main__":

@@ -69,7 +69,10 @@ class Milvus(Server):
             for name, value in self._config.items():
                 config.set(name, value)
             self._server = MilvusServer(config, wait_for_started=False)
-            self._server.start()
+            try:
+                self._server.start()
+            except RuntimeError:  # the ports of one that was stopped are free a minute later
+                return False
             port = int(self._server.listen_port)
             while self._server.server_proc.poll() is None and time.monotonic() < end:
                 with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):

@@ -3,10 +3,11 @@
     python -m benchmarks.on_ray SCRATCH [--images 20000] [--actors 2]
 
 Images of CIFAR-10 are written as PNG files and encoded twice by `hashlens encode`: in one process, and on a real Ray
-cluster (`ray start`), where an actor is killed with SIGKILL at a fifth, two fifths and four fifths of the work, and the
-command itself, which Ray calls the driver, at three fifths; it is then started again. The model is LSH on GIST, because
-what is tested is not the model. Images and the codes of one process are kept in SCRATCH, so the same command resumes
-with the cluster. The result goes to benchmarks/results/on-ray.json.
+cluster of two nodes (`ray start`) on this machine. There an actor is killed with SIGKILL at a fifth, two fifths and
+seven tenths of the work, the command itself, which Ray calls the driver, at three fifths, after which it is started
+again, and at four fifths a node with all its processes. The model is LSH on GIST, because what is tested is not the
+model. Images and the codes of one process are kept in SCRATCH, so the same command resumes with the cluster. The result
+goes to benchmarks/results/on-ray.json.
 """
 
 from __future__ import annotations
@@ -31,8 +32,14 @@ from hashlens.files import write_json
 from hashlens.machine import machine
 
 FILE = Path(__file__).parent / "results" / "on-ray.json"
-SHARDS = 40
-KILLS = ((0.2, "actor"), (0.4, "actor"), (0.6, "driver"), (0.8, "actor"))  # after which share of the work
+SHARDS = 20
+KILLS = (
+    (0.2, "actor"),
+    (0.4, "actor"),
+    (0.6, "driver"),
+    (0.7, "actor"),
+    (0.8, "node"),
+)  # after which share of the work
 SETTINGS = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 Killed = list[dict[str, Any]]
 
@@ -44,7 +51,8 @@ def main() -> None:
     parser.add_argument("--actors", type=int, default=2)
     given = parser.parse_args()
     result = measure(given.scratch.absolute(), given.images, given.actors)
-    write_json(FILE, result | {"machine": machine()})
+    sizes = json.loads(FILE.read_text(encoding="utf-8"))["sizes"] if FILE.exists() else {}
+    write_json(FILE, {"sizes": sizes | {str(given.images): result}, "machine": machine()})
     print(json.dumps(result, indent=2))
 
 
@@ -55,9 +63,9 @@ def measure(scratch: Path, n: int, n_actors: int) -> dict[str, Any]:
     rmtree(there, ignore_errors=True)
     command = [sys.executable, "-m", "hashlens", "encode", str(images), "--model", str(scratch / "model")]
     command += ["--out", str(there), "--shard-size", str(shard), "--on", "ray", "--json"]
-    with cluster(n_actors + 1) as (head, address):  # encode leaves a core to Ray
+    with cluster(n_actors) as (head, address), node(1, "--address", address) as second:  # a core is left to Ray
         start = time.perf_counter()
-        many, killed = encode_and_kill(command, there, head, address)
+        many, killed = encode_and_kill(command, there, head, second, address)
         seconds = time.perf_counter() - start
     files = {file.name: file.read_bytes() for file in here.iterdir() if not file.name.startswith(".")}
     equal = [(there / name).exists() and (there / name).read_bytes() == content for name, content in files.items()]
@@ -77,29 +85,38 @@ def measure(scratch: Path, n: int, n_actors: int) -> dict[str, Any]:
 
 @contextmanager
 def cluster(n_cores: int) -> Iterator[tuple[int, str]]:
-    """The process that holds a Ray cluster on this machine, and its address."""
+    """The process that holds the first node of a Ray cluster on this machine, and the address of the cluster."""
     address = f"127.0.0.1:{free_port()}"
-    ports = ["--port", address.rpartition(":")[2], "--node-ip-address", "127.0.0.1"]
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus", str(n_cores)]
-        command += [*ports, "--include-dashboard", "false", "--temp-dir", folder, "--object-store-memory", "200000000"]
-        head = subprocess.Popen(
-            command, env=os.environ | SETTINGS, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-        try:
-            assert head.stdout is not None
-            if not any("Ray runtime started" in line for line in head.stdout):
-                raise SystemExit(
-                    "the Ray cluster did not start; Ray waits for 30 seconds, which a busy machine may need"
-                )
-            yield head.pid, address
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(head.pid, signal.SIGKILL)  # with all that it has started; nothing in it is kept
-            head.communicate()
+    ports = ["--port", address.rpartition(":")[2], "--include-dashboard", "false"]
+    with (
+        tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder,
+        node(n_cores, "--head", *ports, "--temp-dir", folder) as head,
+    ):
+        yield head, address
 
 
-def encode_and_kill(command: list[str], out: Path, head: int, address: str) -> tuple[dict[str, Any], Killed]:
+@contextmanager
+def node(n_cores: int, *how: str) -> Iterator[int]:
+    """A process that holds a node of a Ray cluster."""
+    command = [str(Path(sys.executable).with_name("ray")), "start", *how, "--block", "--num-cpus", str(n_cores)]
+    command += ["--node-ip-address", "127.0.0.1", "--object-store-memory", "200000000"]
+    started = subprocess.Popen(
+        command, env=os.environ | SETTINGS, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert started.stdout is not None
+        if not any("Ray runtime started" in line for line in started.stdout):
+            raise SystemExit("the Ray cluster did not start; Ray waits for 30 seconds, which a busy machine may need")
+        yield started.pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)  # with all that it has started; nothing in it is kept
+        started.communicate()
+
+
+def encode_and_kill(
+    command: list[str], out: Path, head: int, second: int, address: str
+) -> tuple[dict[str, Any], Killed]:
     """Run the command until it succeeds, and kill at the times of KILLS; its result, and what was killed when."""
     killed: Killed = []
 
@@ -114,9 +131,12 @@ def encode_and_kill(command: list[str], out: Path, head: int, address: str) -> t
         done = len(list(out.glob("shard-*.codes.npy")))
         if done < share * SHARDS:
             continue
-        if what == "actor" and (found := actors(head)):
+        if what == "actor" and (found := actors(head) + actors(second)):
             os.kill(found[0], signal.SIGKILL)
             killed.append({"what": what, "of": len(found), "shards": done})
+        elif what == "node" and (found := actors(second)):
+            os.killpg(second, signal.SIGKILL)
+            killed.append({"what": what, "of": 2, "actors": len(found), "shards": done})
         elif what == "driver":
             driver.kill()
             driver.communicate()

@@ -11,12 +11,13 @@ import itertools
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hashlens.index.plan import brief, describe_plan, plan, readable
+from hashlens.index.plan import brief, describe_plan, machines_of, plan, readable, shared_of
 from hashlens.progress import counted, duration
 from hashlens.results.figures import map_figure, save_figure
 from hashlens.results.tables import map_table, method_name, table_markdown, title_of
@@ -639,8 +640,8 @@ def plan_of(n: str, bits: str) -> str:
 def plan_sizes() -> str:
     """What to use at each size and what it costs there."""
     lines = [
-        "| images | use | memory | disk | building | machines | one query |",
-        "|---:|---|---:|---:|---:|---:|---:|",
+        "| images | use | memory | disk | building | machines | one query | reading all | shared |",
+        "|---:|---|" + "---:|" * 7,
     ]
     for n, bits in ((10**5, 48), (10**7, 48), (10**9, 48), (10**10, 64)):
         found = plan(n, bits, 0)
@@ -649,10 +650,38 @@ def plan_sizes() -> str:
         for name in names:
             way = ways[name]
             use = {"folder": "index folder", "milvus": "Milvus"}[name]
-            cost = f"{readable(way['memory'])} | {readable(way['disk'])} | {brief(way['build_seconds'])}"
-            lines.append(
-                f"| {n:,} of {bits} bits | {use} | {cost} | {way['machines']:,} | {brief(way['query_seconds'])} |"
-            )
+            times = [brief(way["query_seconds"]), brief(way["scan_seconds"]), shared_of(way)]
+            cells = [
+                readable(way["memory"]),
+                readable(way["disk"]),
+                brief(way["build_seconds"]),
+                machines_of(way),
+                *times,
+            ]
+            lines.append(f"| {n:,} of {bits} bits | {use} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def engine_costs() -> str:
+    """What `python -m benchmarks.engine_costs` measured: an image, an exact query, and one with an index."""
+    found = json.loads((RESULTS / "engines.json").read_text(encoding="utf-8"))
+    lines = [
+        "| | images | added, each | memory | disk | exact query | searches for it | index | query with it | finds |",
+        "|---|" + "---:|" * 6 + "---|---:|---:|",
+    ]
+    for name, title in (("pgvector", "PostgreSQL"), ("milvus", "Milvus")):
+        for row in sorted(found[name].values(), key=lambda row: row["n"]):
+            exact, near = row["query"], row.get("approximate")
+            cells = [
+                f"{row['n']:,}",
+                f"{row['insert']['cpu'] / row['n'] * 1e6:,.0f} µs",
+                readable(row["memory"]),
+                readable(row["disk"]),
+                brief(exact["cpu"]),
+                f"{exact.get('searches', 1):.1f}",
+                *([near["index_kind"], brief(near["query"]["cpu"]), f"{near['recall']:.0%}"] if near else [""] * 3),
+            ]
+            lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -693,25 +722,33 @@ def remote() -> str:
 
 
 def on_ray() -> str:
-    """What `python -m benchmarks.on_ray` found: a cluster whose actors and driver are killed."""
-    found = json.loads((RESULTS / "on-ray.json").read_text(encoding="utf-8"))
-    assert found["files_equal"] == found["files"] and not found["other_files"]
-    killed = [one["what"] for one in found["killed"]]
-    return (
-        f"{found['images']:,} images, {found['actors']} actors on a real cluster, of which one was killed"
-        f" {counted(killed.count('actor'), 'time')} and the command itself {counted(killed.count('driver'), 'time')}:"
-        f" all {found['files']} files of the codes folder are, byte for byte, those of one process (`python -m"
-        " benchmarks.on_ray SCRATCH`)."
-    )
+    """What `python -m benchmarks.on_ray` found: a cluster whose actors, nodes and driver are killed."""
+    sentences = []
+    for found in json.loads((RESULTS / "on-ray.json").read_text(encoding="utf-8"))["sizes"].values():
+        assert found["files_equal"] == found["files"] and not found["other_files"]
+        times = Counter(one["what"] for one in found["killed"])
+        titles = {"actor": "an actor", "driver": "the command itself", "node": "a node with all its processes"}
+        killed = ", ".join(f"{title} {counted(times[what], 'time')}" for what, title in titles.items() if times[what])
+        sentences.append(
+            f"{found['images']:,} images, {found['actors']} actors on a real cluster, killed: {killed}. All"
+            f" {found['files']} files of the codes folder are, byte for byte, those of one process."
+        )
+    return " ".join([*sentences, "(`python -m benchmarks.on_ray SCRATCH`)"])
 
 
 def ranks() -> str:
-    """MAP of two ranks and of one process, by `python -m benchmarks.ranks map`."""
-    found = json.loads((RESULTS / "ranks.json").read_text(encoding="utf-8"))["map"]
+    """MAP and speed of two ranks and of one process, by `python -m benchmarks.ranks`."""
+    measured = json.loads((RESULTS / "ranks.json").read_text(encoding="utf-8"))
+    found = measured["map"]
     some = f", searched among {n:,} images of its database" if (n := found["one"].get("database")) else ""
+    batch, fastest = max(measured["speed"].items(), key=lambda row: int(row[0]))
     return (
         f"On CIFAR-10, setting 1 at 32 bits{some}, one process reaches a MAP of {found['one']['map']:.4f} and two ranks"
-        f" {found['two']['map']:.4f} (`python -m benchmarks.ranks map`): the steps differ by rounding in bfloat16."
+        f" {found['two']['map']:.4f} (`python -m benchmarks.ranks map`): the steps differ by rounding in bfloat16. A"
+        f" step with {batch} images in a batch was {fastest['ratio_of_seconds_per_step']:.2f} times as fast with two"
+        " ranks of one thread as in one process of one thread, on two cores that other work was on as well; each rank"
+        f" had {fastest['ratio_of_cpu_seconds_per_step']:.2f} times less to compute (`speed`). What a step costs"
+        " whatever its size, such as the optimiser, is not divided, so small batches gain less."
     )
 
 
@@ -775,6 +812,7 @@ TABLES = {
     "big-before": big_before,
     "plan": plan_of,
     "plan-sizes": plan_sizes,
+    "engine-costs": engine_costs,
     "engine-load": engine_load,
 }
 

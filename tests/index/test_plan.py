@@ -28,7 +28,8 @@ def rounded(constants):
 def test_its_constants_are_measured():
     assert rounded(fitted(list(read("big.json")["sizes"].values()))) == module.FOLDER
     measured = read("engines.json")
-    assert {name: rounded(engine_constants(measured[name])) for name in ("milvus", "pgvector")} == module.ENGINES
+    found = {name: rounded(engine_constants(list(measured[name].values()))) for name in ("milvus", "pgvector")}
+    assert found == module.ENGINES
 
 
 def test_what_it_said_of_the_largest_size_was_written_before_and_is_near():
@@ -87,15 +88,15 @@ def test_it_says_how_far_it_extrapolates():
     assert {name: way["beyond"] for name, way in found["ways"].items()} == {
         name: 10**10 / n for name, n in reached.items()
     }
-    assert found["ways"]["milvus"]["machines"] > 1 and found["ways"]["folder"]["machines"] is None
+    ways = found["ways"]
+    assert ways["milvus"]["machines"] > 1 and ways["pgvector"]["machines"] is None
+    assert ways["folder"]["machines"] == 1 and ways["folder"]["memory"] <= 0.75 * ways["folder"]["machine_memory"]
     text = describe_plan(found)
     assert (
         f"extrapolated: folder {10**10 / reached['folder']:,.0f} times beyond {reached['folder']:,.0f}, milvus" in text
     )
     assert "80.0 GB and 160 GB" in text and "163.8 TB" in text
-    assert text.endswith(
-        "use an engine with the same commands (--engine milvus); encode with --part i/n"  # PostgreSQL is too big
-    )
+    assert "use the index folder on one machine of 512 GB, or --engine milvus on" in text  # PostgreSQL is too big
     small = describe_plan(plan(10**5, 48))
     assert "extrapolated" not in small and "second" not in small and "use the index folder" in small
     json.dumps(found)
@@ -109,6 +110,17 @@ def test_more_images_cost_more():
             for what in ("memory", "disk", "build_seconds", "query_seconds", "scan_seconds"):
                 assert way[what] > before[name][what], (n, name, what)
         before = now
+
+
+def test_what_servers_share():
+    """A query is shared by all cores of the machines that a server needs; one core reads a folder alone."""
+    ways = plan(10**10, 64)["ways"]
+    cores = module.MACHINE["cores"]
+    assert ways["milvus"]["shared_seconds"] * cores * ways["milvus"]["machines"] == ways["milvus"]["scan_seconds"]
+    assert ways["folder"]["shared_seconds"] == ways["folder"]["scan_seconds"]
+    assert ways["pgvector"]["shared_seconds"] is None  # too big
+    one = plan(10**8, 64)["ways"]["pgvector"]
+    assert one["shared_seconds"] * cores == one["scan_seconds"]
 
 
 def test_sizes_are_readable():
@@ -125,5 +137,7 @@ def test_nothing_to_plan():
     for n, n_bits in ((0, 48), (10, 0), (-1, 5)):
         with pytest.raises(UsageError, match="must be >= 1"):
             plan(n, n_bits)
+    with pytest.raises(UsageError, match=r"n must be <= 1e\+12, got 1e\+30"):
+        plan(10**30, 48)
     with pytest.raises(UsageError, match="second-bits must be >= 0, got -1"):
         plan(10, 48, -1)

@@ -1,9 +1,13 @@
 """Plan: a number of images and a code length in; memory, disk, time, machines and cost per query of each engine out.
 
 The model of the index folder has a handful of constants, which `fitted` takes from what benchmarks/big.py measured at
-two sizes; those of Milvus and PostgreSQL are per image, from benchmarks/engine_costs.py. Times are seconds of one core
-like that of the measurement, so they can be compared with each other and scaled. A plan says how many times beyond the
-largest measured size it is.
+two sizes; those of Milvus and PostgreSQL are from benchmarks/engine_costs.py. Times are seconds of one core like that
+of the measurement, so they can be compared with each other and scaled. A plan says how many times beyond the largest
+measured size it is.
+
+How long a query of trained codes takes in the folder is the one figure that does not follow from smaller sizes: most
+queries find k images with exactly their code at once, the others make trees read on, and with more images there are
+fewer of those. So it is a line through the two largest sizes, above which a query that reads all codes is the bound.
 """
 
 from __future__ import annotations
@@ -16,11 +20,13 @@ from hashlens.errors import UsageError
 from hashlens.index.merging import FAN, FULL
 from hashlens.index.radius import is_cheaper, table_bytes
 from hashlens.kernels import LANES
-from hashlens.progress import duration
+from hashlens.progress import counted, duration
 
 FEATURES = 4096  # values of the CNN feature that a code replaces, 4 bytes each
 SHARD = 65_536  # images that encode writes, and index adds, at a time
+MOST = 10**12  # images, beyond which no plan means anything
 MACHINE = {"memory": 64e9, "disk": 2e12, "cores": 16}  # that a plan counts with
+LARGEST = 1.1e12  # memory of one machine where one of those is too small and the index cannot be divided
 USABLE = 0.75  # of its memory
 KEY_BYTES = 9  # of a key with its share of the filter
 MEASURED_BYTES = 6  # of a code in the measurements
@@ -76,42 +82,61 @@ FOLDER: dict[str, float] = {
     "query_base": 0.0002047,
     "query_seconds": 7.138e-13,
 }
-# per image, from benchmarks/results/engines.json at 10^6 codes of 48 bits; a test compares them
+# of codes of 48 bits, from benchmarks/results/engines.json; a test compares them
 ENGINES: dict[str, dict[str, float]] = {
     "milvus": {
         "measured_to": 1000000.0,
-        "insert_seconds": 0.0002028,
-        "query_seconds": 4.385e-07,
-        "memory_base": 250300000.0,
-        "memory": 1208.0,
-        "disk": 262.1,
+        "insert_seconds": 0.0002214,
+        "query_base": 0.007258,
+        "query_seconds": 2.065e-08,
+        "memory_base": 251100000.0,
+        "memory": 588.0,
+        "disk": 353.5,
+        "approximate_at": 100000.0,
+        "recall": 1.0,
+        "faster": 1.664,
     },
     "pgvector": {
         "measured_to": 1000000.0,
-        "insert_seconds": 2.344e-05,
-        "query_seconds": 2.376e-07,
-        "memory_base": 29430000.0,
-        "memory": 135.0,
-        "disk": 249.9,
+        "insert_seconds": 1.913e-05,
+        "query_base": 0.003429,
+        "query_seconds": 1.275e-07,
+        "memory_base": 31780000.0,
+        "memory": 95.21,
+        "disk": 248.7,
+        "approximate_at": 1000000.0,
+        "recall": 0.33,
+        "faster": 80.09,
     },
 }
 REMARKS = {
     "folder": "exact; trained codes repeat, so a query reads few of them; a random code reads all",
-    "milvus": "exact (BIN_FLAT), all codes in memory; query nodes share the work",
-    "pgvector": "exact, by a sequential scan; one server, whose workers share a scan",
+    "milvus": "exact (BIN_FLAT), all codes in memory",
+    "pgvector": "exact, by a sequential scan; one server",
 }
+APPROXIMATE = {"milvus": "ivf", "pgvector": "hnsw"}
 
 
-def engine_constants(measured: Row) -> dict[str, float]:
-    """The constants of an engine, per image; memory and disk without what it takes when it is empty."""
-    n, before = measured["n"], measured["before"]
+def engine_constants(sizes: Sequence[Row]) -> dict[str, float]:
+    """The constants of an engine: a query by the two largest sizes, the rest per image at the largest of them.
+
+    Memory and disk are without what it takes when it is empty. The approximate index may have been measured at fewer.
+    """
+    a, b = sorted(sizes, key=lambda row: row["n"])[-2:]
+    n, before = b["n"], b["before"]
+    near = max((row for row in sizes if "approximate" in row), key=lambda row: row["n"])
+    each = (b["query"]["cpu"] - a["query"]["cpu"]) / (n - a["n"])
     return {
         "measured_to": n,
-        "insert_seconds": measured["insert"]["cpu"] / n,
-        "query_seconds": measured["query"]["cpu"] / n,
+        "insert_seconds": b["insert"]["cpu"] / n,
+        "query_base": max(0.0, a["query"]["cpu"] - each * a["n"]),
+        "query_seconds": each,
         "memory_base": before["memory"],
-        "memory": (measured["memory"] - before["memory"]) / n,
-        "disk": (measured["disk"] - before["disk"]) / n,
+        "memory": (b["memory"] - before["memory"]) / n,
+        "disk": (b["disk"] - before["disk"]) / n,
+        "approximate_at": near["n"],
+        "recall": near["approximate"]["recall"],
+        "faster": near["query"]["cpu"] / near["approximate"]["query"]["cpu"],  # than the exact search at that size
     }
 
 
@@ -119,6 +144,8 @@ def plan(n: int, n_bits: int, second_bits: int = 0) -> dict[str, Any]:
     """What n images cost in the index folder, in Milvus and in PostgreSQL, and what to use at that size."""
     if n < 1 or n_bits < 1:
         raise UsageError(f"n and bits must be >= 1, got {n:,} and {n_bits}")
+    if n > MOST:
+        raise UsageError(f"n must be <= {MOST:.0e}, got {n:.0e}; that is too far beyond anything that was measured")
     if second_bits < 0:
         raise UsageError(f"second-bits must be >= 0, got {second_bits}")
     folder = folder_at(n, n_bits, second_bits, FOLDER)
@@ -128,17 +155,21 @@ def plan(n: int, n_bits: int, second_bits: int = 0) -> dict[str, Any]:
     for name, each in ENGINES.items():
         more = n * (_bytes(n_bits) - MEASURED_BYTES) + second
         held = n * each["disk"] + more
+        query = each["query_base"] + n * each["query_seconds"] * wide
         ways[name] = {
             # PostgreSQL keeps little itself, but a scan is only fast if the system has the table in memory
             "memory": each["memory_base"] + (held if name == "pgvector" else n * each["memory"] + more),
             "disk": held,
             "build_seconds": n * each["insert_seconds"],
-            "query_seconds": n * each["query_seconds"] * wide,
-            "scan_seconds": n * each["query_seconds"] * wide,
+            "query_seconds": query,
+            "scan_seconds": query,
             "measured_to": each["measured_to"],
         }
     for name, way in ways.items():
-        way["machines"] = _machines(name, way)
+        way["machines"], way["machine_memory"] = _machines(name, way)
+        # one core reads a folder about as fast as memory is; servers compute more and share that
+        cores = 1 if name == "folder" else MACHINE["cores"] * (way["machines"] or 0)
+        way["shared_seconds"] = way["scan_seconds"] / cores if cores else None
         way["beyond"] = max(1.0, n / way["measured_to"])
     tables, code_bytes = table_bytes(n, n_bits), _bytes(n_bits)
     radius = next(radius for radius in range(-1, n_bits + 1) if not is_cheaper(n, code_bytes, radius + 1))
@@ -166,22 +197,27 @@ def describe_plan(found: Mapping[str, Any]) -> str:
         f"{found['n']:,} images with codes of {found['n_bits']} bits{second}: {readable(size['codes'])}"
         + (f" and {readable(size['second'])}" if second else "")
         + f"; as {FEATURES:,} floats each they would be {readable(size['floats'])}",
-        f"  {'':<9} {'memory':>9} {'disk':>9} {'build':>12} {'machines':>8} {'query':>12} {'reading all':>12}",
+        f"  {'':<9} {'memory':>9} {'disk':>9} {'build':>12} {'machines':>12} {'query':>12} {'reading all':>12}"
+        f" {'shared':>12}",
     ]
     for name, way in found["ways"].items():
-        machines = "too big" if way["machines"] is None else f"{way['machines']:,}"
         lines.append(
             f"  {name:<9} {readable(way['memory']):>9} {readable(way['disk']):>9} {brief(way['build_seconds']):>12}"
-            f" {machines:>8} {brief(way['query_seconds']):>12} {brief(way['scan_seconds']):>12}"
+            f" {machines_of(way):>12} {brief(way['query_seconds']):>12} {brief(way['scan_seconds']):>12}"
+            f" {shared_of(way):>12}".rstrip()
         )
-    lines += [f"  {name:<9} {REMARKS[name]}" for name in found["ways"]]
+    lines += [f"  {name:<9} {REMARKS[name]}{_approximate(name)}" for name in found["ways"]]
+    if found["second_bits"]:
+        lines.append(
+            "  milvus by both codes also fetches all images that are as near as the last hit; --by first does not"
+        )
     reach = found["tables_to_radius"]
     tables = f"faster up to radius {reach}" if reach >= 0 else "never faster at this size"
     lines.append(f"  --radius-tables: {readable(size['radius_tables'])} more, {tables}")
     machine = found["machine"]
     lines.append(
-        f"times are of one core; machines have {machine['cores']} cores, {readable(machine['memory'])} of memory and"
-        f" {readable(machine['disk'])} of disk"
+        f"times are of one core, 'shared' is reading all by all cores of a server's machines; machines have"
+        f" {machine['cores']} cores, {readable(machine['memory'])} of memory and {readable(machine['disk'])} of disk"
     )
     beyond = [
         f"{name} {way['beyond']:,.0f} times beyond {way['measured_to']:,.0f}"
@@ -193,20 +229,49 @@ def describe_plan(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, found["advice"]])
 
 
-def _machines(name: str, way: Mapping[str, Any]) -> int | None:
-    """How many machines; None where it does not fit on one and does not spread."""
+def machines_of(way: Mapping[str, Any]) -> str:
+    if way["machines"] is None:
+        return "too big"
+    larger = way["machine_memory"] > MACHINE["memory"]
+    return f"{way['machines']:,}" + (f" of {way['machine_memory'] / 1e9:,.0f} GB" if larger else "")
+
+
+def shared_of(way: Mapping[str, Any]) -> str:
+    return "" if way["shared_seconds"] is None else brief(way["shared_seconds"])
+
+
+def _approximate(name: str) -> str:
+    if name not in ENGINES:
+        return ""
+    each = ENGINES[name]
+    return (
+        f"; --index {APPROXIMATE[name]} was {each['faster']:.1f} times as fast at {each['approximate_at']:,.0f} and"
+        f" found {each['recall']:.0%} of the nearest"
+    )
+
+
+def _machines(name: str, way: Mapping[str, Any]) -> tuple[int | None, float]:
+    """How many machines with how much memory; None where it does not fit on one and does not spread."""
+    memory = MACHINE["memory"]
     if name == "milvus":
-        return max(1, math.ceil(way["memory"] / (USABLE * MACHINE["memory"])))
-    return 1 if way["disk"] <= MACHINE["disk"] and way["memory"] <= USABLE * MACHINE["memory"] else None
+        return max(1, math.ceil(way["memory"] / (USABLE * memory))), memory
+    while way["memory"] > USABLE * memory:
+        memory *= 2
+    return (1 if way["disk"] <= MACHINE["disk"] and memory <= LARGEST else None), memory
 
 
 def _advice(n: int, ways: Mapping[str, Any]) -> str:
+    folder, milvus = ways["folder"], ways["milvus"]
     if n <= 10_000_000:
         return "use the index folder: hashlens index build, hashlens serve"
-    if n <= 300_000_000 and ways["folder"]["machines"]:
+    if n <= 300_000_000 and folder["machines"]:
         return "use the index folder on one machine; encode on several with --part i/n"
-    engines = " or ".join(name for name in ENGINES if ways[name]["machines"])
-    return f"use an engine with the same commands (--engine {engines}); encode with --part i/n"
+    server = f"--engine milvus on {counted(milvus['machines'], 'machine')}, with the same commands"
+    if folder["machines"]:
+        larger = folder["machine_memory"] > MACHINE["memory"]
+        size = f" of {folder['machine_memory'] / 1e9:,.0f} GB" if larger else ""
+        server = f"the index folder on one machine{size}, or {server}"
+    return f"use {server}; encode on several with --part i/n"
 
 
 def brief(seconds: float) -> str:
