@@ -1,6 +1,7 @@
 """Export: the same bits without torch, what is refused, and that torch is really not needed."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -42,6 +43,13 @@ def model(request, images, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def exported(model, images, tmp_path_factory):
+    """The folder of the exported model, and what the export said of it."""
+    folder = tmp_path_factory.mktemp("exported") / "out"
+    return folder, export_onnx(model, folder, as_images(images[0]), QUIET)
+
+
+@pytest.fixture(scope="module")
 def shallow(images, tmp_path_factory, session_cache):
     """Methods on features: one whose projection is linear, and one whose is not."""
     folder = tmp_path_factory.mktemp("shallow")
@@ -57,20 +65,20 @@ def fresh_images(n=300):
     return np.random.default_rng(7).integers(0, 256, (n, 24, 24, 3), np.uint8)
 
 
-def test_an_exported_model_gives_the_same_bits(model, images, tmp_path):
-    result = export_onnx(model, tmp_path / "out", as_images(images[0]), QUIET)
+def test_an_exported_model_gives_the_same_bits(model, exported, images, tmp_path):
+    out, result = exported
     assert result["bits_equal"] == 1 and result["same_model"] and result["n_images"] == 60
     assert result["n_checked"] >= 100_000 and result["n_crops"] == result["n_checked"] // 12 - 60
-    encoder = Encoder.load(tmp_path / "out")
+    encoder = Encoder.load(out)
     assert encoder.codes(fresh_images()).equals(load(model).encode(fresh_images()))
     assert (encoder.n_bits, encoder.mirror) == (12, load(model).training.mirror)
     assert encoder.model == ModelFolder.resolve(model).describe() | {"probe": Encoder.load(model).probe}
-    facts = json.loads((tmp_path / "out" / "config.json").read_text())
+    facts = json.loads((out / "config.json").read_text())
     assert facts["input"]["shape"] == ["n", 16, 16, 3] and "center crop" in facts["input"]["resize"]
     with pytest.raises(UsageError, match="not empty; choose another --out"):
-        export_onnx(model, tmp_path / "out", as_images(images[0]), QUIET)
+        export_onnx(model, out, as_images(images[0]), QUIET)
     with pytest.raises(UsageError, match="already an exported model"):
-        export_onnx(tmp_path / "out", tmp_path / "again", as_images(images[0]), QUIET)
+        export_onnx(out, tmp_path / "again", as_images(images[0]), QUIET)
 
 
 def test_no_image_is_checked_twice(images):
@@ -160,9 +168,8 @@ def test_other_bits_make_another_model(shallow, images, tmp_path, monkeypatch, s
         ModelFolder.require_same(own, given, "index")
 
 
-def test_without_torch(model, images, tmp_path):
+def test_without_torch(model, exported, tmp_path):
     """A process in which torch cannot be imported encodes with the exported model and explains the other."""
-    export_onnx(model, tmp_path / "out", as_images(images[0]), QUIET)
     code = f"""
 import sys
 sys.modules["torch"] = None
@@ -170,7 +177,7 @@ import numpy as np
 from hashlens.errors import UsageError
 from hashlens.codes.encoder import Encoder
 images = np.random.default_rng(7).integers(0, 256, (300, 24, 24, 3), np.uint8)
-np.save({str(tmp_path / "codes.npy")!r}, Encoder.load({str(tmp_path / "out")!r}).codes(images).packed)
+np.save({str(tmp_path / "codes.npy")!r}, Encoder.load({str(exported[0])!r}).codes(images).packed)
 try:
     Encoder.load({str(model)!r})
 except UsageError as error:
@@ -181,7 +188,7 @@ except UsageError as error:
     assert np.array_equal(np.load(tmp_path / "codes.npy"), load(model).encode(fresh_images()).packed)
 
 
-def test_damaged_and_unsuitable(model, images, tmp_path, clusters):
+def test_damaged_and_unsuitable(exported, images, tmp_path, clusters):
     X, y = clusters
     given = as_images(images[0])
     DTSH(8, training=Training(epochs=1, batch_size=50)).fit(X, y).save(tmp_path / "features")
@@ -190,7 +197,7 @@ def test_damaged_and_unsuitable(model, images, tmp_path, clusters):
     ITQ(8, features="gist").fit(given).save(tmp_path / "itq")
     with pytest.raises(UsageError, match="runs without torch as it is"):
         export_onnx(tmp_path / "itq", tmp_path / "out", given, QUIET)
-    export_onnx(model, tmp_path / "out", given, QUIET)
+    shutil.copytree(exported[0], tmp_path / "out")
     (tmp_path / "out" / "model.onnx").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"model\.onnx is damaged \(it has changed since it was written"):
         Encoder.load(tmp_path / "out")
