@@ -17,7 +17,10 @@ from packaging.requirements import Requirement
 from PIL import Image
 
 from hashlens import DTSH, Training, make_hasher
+from hashlens.codes.export import export_onnx
+from hashlens.data.images import as_images
 from hashlens.errors import EXTRAS
+from hashlens.progress import Progress
 
 SOURCE = Path(__file__).parent.parent / "src"
 SMALL = Training(epochs=1, batch_size=8)
@@ -81,8 +84,7 @@ def base(tmp_path_factory):
     DTSH(12, backbone="small-cnn", training=SMALL).fit(pixels, y).save(place / "deep")
     make_hasher("itq", n_bits=12, features="small-cnn").fit(pixels).save(place / "itq")
     for name in ("deep", "itq"):
-        command = [sys.executable, "-m", "hashlens", "export", name, "--images", "photos", "--out", f"{name}-exported"]
-        subprocess.run(command, cwd=place, env=os.environ | {"PYTHONPATH": str(SOURCE)}, check=True)
+        export_onnx(place / name, place / f"{name}-exported", as_images(pixels), Progress(quiet=True))
 
     run = partial(run_in, place, site)
     run.start = partial(start_in, place, site)
