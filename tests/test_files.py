@@ -90,7 +90,7 @@ def test_text_and_json(tmp_path):
         (errno.EACCES, "permission denied"),
         (errno.EPERM, "permission denied"),
         (errno.EROFS, "read-only"),
-        (errno.ENOTDIR, "part of that path is a file"),
+        (errno.ENOTDIR, "a part of the path is a file"),
         (errno.EEXIST, "exists"),
     ],
 )

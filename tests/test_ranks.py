@@ -238,7 +238,7 @@ def test_ranks_with_other_data(tmp_path):
     ("arguments", "sentence"),
     [
         (("--set", "batch_size=2"), "a batch of 2 images cannot be shared by 3 ranks; use fewer ranks"),
-        (("--method", "itq"), "itq is not trained in steps that ranks could share; run it without torchrun"),
+        (("--method", "itq"), "itq is not trained in steps that ranks can share; run it without torchrun"),
     ],
 )
 def test_what_ranks_cannot_do(arguments, sentence, tmp_path):

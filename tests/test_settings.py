@@ -127,7 +127,7 @@ def test_text_becomes_values():
         ("epochs=0", "epochs must be >= 1, got 0"),
         ("epochs=few", "epochs must be an integer or none, got 'few'"),
         ("flip=maybe", "flip must be true or false or none, got 'maybe'"),
-        ("epochs", "a setting is given as name=value, got 'epochs'"),
+        ("epochs", "write a setting as name=value, got 'epochs'"),
     ],
 )
 def test_wrong_text(text, message):

@@ -1,9 +1,9 @@
-"""Addresses: images and codes in a store of another machine, such as s3://bucket/photos, read and written by fsspec.
+"""Addresses: images and codes in a remote store, such as s3://bucket/photos, read and written by fsspec.
 
 An Address has the methods of a Path that are used for both. Every request is tried several times, with longer and
-longer waits, because a store of many machines always has one that fails. An object that is not there is a
-FileNotFoundError, as a file would be; a store that refuses or does not answer is one sentence that ends the command.
-Credentials are where the tools of the store look for them, and neither in an address nor in what is printed.
+longer waits, because in a store of many machines some always fail. A missing object raises FileNotFoundError, like a
+missing file; a store that refuses or does not answer ends the command with one sentence. Credentials are where the
+tools of the store look for them, never in an address or in what is printed.
 """
 
 from __future__ import annotations

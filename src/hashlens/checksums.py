@@ -1,11 +1,11 @@
-"""Checksums: files in, the same files out, or one sentence that names the damaged one and what repairs it.
+"""Checksums: files in, the same files out, or one sentence that names the damaged file and what repairs it.
 
 JSON      `write_sealed` adds the checksum of all other entries; `read_sealed` refuses a file that does not agree.
 arrays    The sum of a file is XXH3 (128 bits) of the XXH3 (64 bits) of its blocks of 64 KiB, so that a file can be
           compared as a whole or, where the sums of the blocks are kept too, block by block when they are first touched.
 tensors   A safetensors file has the checksum of everything else in its metadata.
 
-They notice damage, not forgery: what a stranger's file may say is decided by schema.py.
+They notice damage, not forgery; schema.py decides what a stranger's file may say.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The one exception that users see: a sentence with the cause, what to do, and an exit code.
 
 Exit codes: 2 wrong use, 3 a problem with the data, 4 model and data or files do not match,
-5 training diverged, 6 no disk space or no permission, 7 a download failed, 8 another rank of a training was lost,
+5 training diverged, 6 no disk space or no permission, 7 a download failed, 8 another training process (rank) was lost,
 130 stopped with Ctrl-C.
 """
 
@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parent.parent.parent
 
 
 class HashlensError(Exception):
-    """An error caused by user input; the command line prints it without a traceback."""
+    """An error that the user can fix; the command line prints it without a traceback."""
 
     exit_code = 1
 
@@ -95,7 +95,7 @@ class Stopped(HashlensError):
 def require_going(stop: Callable[[], bool]) -> None:
     """Between two steps of work that ends in no file."""
     if stop():
-        raise Stopped("stopped; what was computed of each image is kept; rerun the same command to resume")
+        raise Stopped("stopped; what was computed for each image is kept; rerun the same command to resume")
 
 
 EXTRAS = {  # and the modules that they install

@@ -24,7 +24,7 @@ LATEST = 2**63 - 1  # nanoseconds since 1970, in the year 2262, that an index ca
 
 
 def cache_dir() -> Path:
-    """Where downloads and computed features are kept; HASHLENS_CACHE moves it."""
+    """The folder for downloads and computed features; HASHLENS_CACHE moves it."""
     if os.environ.get("HASHLENS_CACHE"):
         return Path(os.environ["HASHLENS_CACHE"])
     import platformdirs
@@ -156,7 +156,7 @@ def storage_errors(path: Place) -> Iterator[None]:
             errno.EACCES: "permission denied; choose another folder",
             errno.EPERM: "permission denied; choose another folder",
             errno.EROFS: "the disk is read-only; choose another folder",
-            errno.ENOTDIR: "part of that path is a file, not a folder; choose another path",
+            errno.ENOTDIR: "a part of the path is a file, not a folder; choose another path",
             errno.EISDIR: "a folder with that name exists; choose another path",
             errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
             errno.EEXIST: "a file with that name exists; choose another path",

@@ -1,7 +1,7 @@
-"""Groups of images without labels: codes in; groups of images that look alike out, by scikit-learn's k-means on bits.
+"""Groups of images without labels: codes in, groups of similar images out, by scikit-learn's k-means on bits.
 
-The way from no labels to a trained model: the groups are written as a table of paths and labels, which a person
-corrects and `hashlens train` takes.
+This is the way from no labels to a trained model: `hashlens groups` writes the groups as a table of paths and labels, a
+person corrects it, and `hashlens train` learns from it.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def find_groups(
 ) -> Groups:
     """Cluster the images of a source by their codes.
 
-    Without `n`, there are as many groups as the root of half the number of images, at most 64. The silhouette, the
-    usual criterion, chose two for every folder that was measured (`benchmarks/groups.py`).
+    Without `n`, the number of groups is the square root of half the number of images, at most 64. The silhouette, the
+    usual criterion, chose two groups for every folder measured (`benchmarks/groups.py`).
     """
     require("sklearn", why="groups")
     from sklearn.cluster import KMeans
@@ -77,7 +77,7 @@ def find_groups(
     n_different = len(np.unique(codes.packed, axis=0))
     if n is not None and not 1 <= n <= n_different:
         raise UsageError(
-            f"--n must be from 1 to {n_different}, since {source} has {counted(len(paths), 'image')} with that many"
+            f"--n must be from 1 to {n_different}, because {source} has {counted(len(paths), 'image')} with that many"
             f" different codes, got {n}"
         )
     order = np.random.default_rng(seed).permutation(len(paths))
@@ -113,13 +113,13 @@ def usual_number(n_images: int, n_different: int) -> int:
 
 
 def write_labels(path: Path, groups: Groups) -> None:
-    """A table of paths and labels, as `hashlens train` takes it."""
+    """Write a table of paths and labels, which `hashlens train` takes."""
     rows = [(image, groups.name(number)) for number, paths in enumerate(groups.groups) for image in paths]
     write_csv(path, ("path", "label"), rows)
 
 
 def write_page(path: Path, groups: Groups) -> None:
-    """A contact sheet: the most typical images of each group."""
+    """Write a contact sheet: the most typical images of each group."""
     from hashlens.duplicates.page import thumbnail
     from hashlens.results import report
 

@@ -1,4 +1,4 @@
-"""This machine: how many threads to use and how, what is installed, and what `hashlens doctor` prints.
+"""This machine: how to use its threads, what is installed, and what `hashlens doctor` prints.
 
 Python's threads run compiled code that releases the GIL; a second OpenMP beside torch's would make both slow.
 """
@@ -126,7 +126,7 @@ def _kernels() -> str:
         return f"{name} ({VARIABLE})"
     if len(available()) > 1:
         return f"{name}, compiled"
-    return "numpy, since nothing was compiled: slower; with gcc or clang run: python -m hashlens.kernels.build"
+    return "numpy, slower, because nothing was compiled; with gcc or clang, run: python -m hashlens.kernels.build"
 
 
 def diagnose() -> dict[str, Any]:

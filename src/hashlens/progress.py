@@ -84,7 +84,7 @@ def duration(seconds: float) -> str:
 
 
 def seconds_of(text: str) -> float:
-    """What `duration` writes, and shorter: 90, 90s, 10m, 1h30m.
+    """Read what `duration` writes, or shorter: 90, 90s, 10m, 1h30m.
 
     >>> seconds_of("10m"), seconds_of("1h 30min"), seconds_of("90")
     (600.0, 5400.0, 90.0)
@@ -94,7 +94,7 @@ def seconds_of(text: str) -> float:
     units = zip(parts.groups("0"), (3600, 60, 1), strict=True) if parts else ()
     found = sum((float(n) * unit for n, unit in units), 0.0)
     if found <= 0:
-        raise UsageError(f"a time is written like 90s, 10m or 1h30m, got '{text}'")
+        raise UsageError(f"write a time like 90s, 10m or 1h30m, got '{text}'")
     return found
 
 

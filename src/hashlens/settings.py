@@ -1,4 +1,4 @@
-"""Settings: what a method can be told. Each is one dataclass field that says its default, range and meaning.
+"""Settings of methods, training and engines. Each is a dataclass field with its default, range and meaning.
 
     n_anchors: int = setting(1000, "number of anchors; paper: 300", low=1, search=(100, 3000))
 
@@ -146,7 +146,7 @@ def parse(cls: type, texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise UsageError(f"a setting is given as name=value, got '{text}'")
+            raise UsageError(f"write a setting as name=value, got '{text}'")
         values[name] = find_setting(cls, name).parse(value)
     return checked(cls, values)
 

@@ -43,7 +43,7 @@ def test_build_add_remove_compact_verify(run, codes, tmp_path, rng):
     code, out = run("index", "build", codes, "--out", index, "--quiet")
     assert code == 0 and out.startswith("80 codes added") and "next     hashlens search" in out
     code, out = run("index", "build", codes, "--out", index, "--quiet")  # again: nothing twice
-    assert code == 0 and out.startswith("0 codes added") and "80 were already there or removed" in out
+    assert code == 0 and out.startswith("0 codes added") and "80 were there already or had been removed" in out
     more = CodesFolder.create(tmp_path / "more", n_bits=48, model=MODEL)
     add_shard(more, Codes.from_relaxed(rng.normal(size=(5, 48))), [f"c/{i}.jpg" for i in range(5)])
     more.finish()
@@ -57,7 +57,7 @@ def test_build_add_remove_compact_verify(run, codes, tmp_path, rng):
     assert json.loads(run("index", "compact", index, "--json")[1])["reclaimed"] == 13
     assert json.loads(run("index", "verify", index, "--json")[1]) == {"files": 9, "n": 72, "index": str(index)}
     code, out = run("index", "add", index, codes, "--quiet")
-    assert code == 0 and out.startswith("0 codes added") and "80 were already there or removed" in out
+    assert code == 0 and out.startswith("0 codes added") and "80 were there already or had been removed" in out
     assert json.loads(run("index", "add", index, codes, "--again", "--json", "--quiet")[1])["added"] == 12
 
 

@@ -245,7 +245,7 @@ def test_unusable_sources_are_refused(hasher, tmp_path, monkeypatch, source, err
 
 
 def test_columns_are_for_tables(hasher, photos, tmp_path):
-    with pytest.raises(UsageError, match="columns can only be given for huggingface and table"):
+    with pytest.raises(UsageError, match="columns is only for huggingface and table"):
         encode_source(hasher, str(photos), tmp_path / "codes", QUIET, columns=Columns(path="file"))
     assert encode_source(hasher, str(photos), tmp_path / "codes", QUIET, columns=Columns())["n"] == 20
 

@@ -185,7 +185,7 @@ def test_sources_by_name(tmp_path):
         DataError, match=r"^photographs not found; check the path \(all sources: hashlens data --help\)$"
     ):
         open_source("photographs")
-    with pytest.raises(UsageError, match="from_file can only be given for cifar10"):
+    with pytest.raises(UsageError, match="from_file is only for cifar10"):
         open_source("digits", from_file="a.tar.gz")
     digits = open_source("digits")
     assert len(digits.images) == len(digits.labels) == 1797 and digits.labels.n_classes == 10

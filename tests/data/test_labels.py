@@ -43,7 +43,7 @@ def test_given_names_name_the_numbers():
     assert Labels.of([[1, 1], [0, 1]], names=["cat", "dog"]).describe(0) == "cat, dog"
     with pytest.raises(MismatchError, match="class number 2 needs more than 2 names"):
         Labels.of([2], names=["cat", "dog"])
-    with pytest.raises(MismatchError, match="3 label columns have 2 names"):
+    with pytest.raises(MismatchError, match="3 label columns but 2 names"):
         Labels.of([[1, 0, 1]], names=["cat", "dog"])
 
 

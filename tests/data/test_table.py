@@ -218,9 +218,9 @@ def test_other_encodings_and_absent_files(table, tmp_path):
 
 def test_columns_are_refused_where_there_are_none(tmp_path):
     paint(tmp_path / "cats" / "1.png", 1)
-    with pytest.raises(UsageError, match="columns can only be given for huggingface and table"):
+    with pytest.raises(UsageError, match="columns is only for huggingface and table"):
         open_source(tmp_path, columns=Columns(labels="x"))
-    with pytest.raises(UsageError, match="columns can only be given for huggingface and table"):
+    with pytest.raises(UsageError, match="columns is only for huggingface and table"):
         open_source("digits", columns=Columns(labels="x"))
 
 

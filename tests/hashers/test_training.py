@@ -638,7 +638,7 @@ def test_progress_is_told(clusters, capsys):
 
     DTSH(8, training=FAST).fit(*clusters, progress=Progress())
     said, *lines = capsys.readouterr().err.splitlines()
-    assert said == "4 classes: triplets are formed with the codes of classes"
+    assert said == "4 classes: triplets are formed with class codes"
     assert len(lines) == 1 + 3 and lines[1].split()[0] == "1/3" and lines[3].endswith("0 s")
     DTSH(8, training=FAST).fit(*clusters)
     assert capsys.readouterr().err == ""

@@ -145,15 +145,15 @@ def test_time_is_a_limit(clusters, monkeypatch):
     [
         ({"method": "ksj"}, "there is no method 'ksj' .did you mean 'ksh'"),
         ({"method": "lsh"}, "lsh has no settings to tune; choose another method"),
-        ({"method": Blurred(8, noise=1.0, turns=2, kind="odd")}, "everything that can be tuned of blurred is given"),
+        ({"method": Blurred(8, noise=1.0, turns=2, kind="odd")}, "all settings of blurred that can be tuned are set"),
         ({"tries": 0}, "tries must be >= 1, got 0"),
         ({"folds": 1}, "folds must be >= 2, got 1"),
         ({"folds": 70}, "cannot be cut into 70 folds"),
         ({"time": 0}, "time must be > 0, got 0"),
-        ({"time": "soon"}, "a time is written like 90s, 10m or 1h30m, got 'soon'"),
+        ({"time": "soon"}, "write a time like 90s, 10m or 1h30m, got 'soon'"),
         ({"time": "10mm"}, "a time is written"),
         ({"time": ""}, "a time is written"),
-        ({"protocol": "split"}, "a protocol is for a source"),
+        ({"protocol": "split"}, "protocol is for a source"),
     ],
 )
 def test_wrong_use_is_one_sentence(clusters, tmp_path, how, message):
@@ -275,11 +275,11 @@ def test_stopped_training_of_the_winner_is_resumed(hashlens, tmp_path, monkeypat
         ("tune photos --method ksj", 2, "did you mean 'ksh'"),
         ("tune photos --method lsh --features gist", 2, "lsh has no settings to tune"),
         ("tune photos --method ccaitq --features gist --set rho=1", 2, "everything that can be tuned"),
-        ("tune photos --method ccaitq --features gist --time soon", 2, "a time is written like 90s"),
+        ("tune photos --method ccaitq --features gist --time soon", 2, "write a time like 90s"),
         ("tune photos --method ccaitq --features gist --tries 0", 2, "tries must be >= 1"),
         ("tune photos --method ccaitq --features gist --folds 50", 3, "cannot be cut into 50 folds"),
         ("tune photos --out photos", 2, "contains other files"),
-        ("train photos --tune soon", 2, "a time is written like 90s"),
+        ("train photos --tune soon", 2, "write a time like 90s"),
         ("train photos --tune 1m --preset published", 2, "--preset"),
     ],
 )

@@ -88,12 +88,12 @@ def test_no_folder_is_needed(postgres, made, hashlens, tmp_path):
 
     for words, sentence in (
         (["search", folder, "image.jpg", *there], "holds paths and labels itself; omit"),
-        (["search", "image.jpg"], "what to search for in image.jpg is missing"),
+        (["search", "image.jpg"], "say what to search image.jpg for"),
         (["search", "00000", "--engine", "faiss", "--at", "x"], "faiss holds codes alone; name the folder"),
         (["index", "remove", folder, "--ids", "1", *there], "holds the whole index; omit"),
-        (["index", "add", codes], "the codes to add to"),
+        (["index", "add", codes], "no codes to add to"),
         (["index", "sync", folder, photos, *there], "with --engine, the images alone"),
-        (["index", "build", codes, "--shards", "2"], "are for a server; name it with --engine"),
+        (["index", "build", codes, "--shards", "2"], "are for a server; choose one with --engine"),
         (["index", "build", codes, *there, "--shards", "2"], "pgvector has no setting 'shards'"),
         (["search", "00000", *there[:4], "--set", "collection=typo"], "pgvector:typo does not exist there"),
     ):

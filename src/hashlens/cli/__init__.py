@@ -69,7 +69,7 @@ def main() -> None:
         print(f"error: {MissingExtra(module, (asked or ['this command'])[0]).message}", file=sys.stderr)
         sys.exit(MissingExtra.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        print("stopped; run the same command again to start over", file=sys.stderr)
+        print("stopped; rerun the same command to start over", file=sys.stderr)
         sys.exit(130)
     except MemoryError:
         print("error: not enough memory; try a smaller --image-size or fewer images", file=sys.stderr)

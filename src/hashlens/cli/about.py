@@ -12,7 +12,9 @@ app = typer.Typer()
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="One method, to see its settings, paper and differences.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of a method, to see its settings, its paper and how it differs from it.")
+    ] = None,
     as_json: JSON = False,
 ) -> None:
     """List the methods, or describe one of them."""

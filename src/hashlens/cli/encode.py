@@ -36,18 +36,20 @@ NPY = b"\x93NUMPY"  # the first bytes of an array file
 @app.command()
 def encode(
     source: SOURCE,
-    model: Annotated[Path, Option(help="Folder of a run, of its model, or of an exported model; or general.")] = Path(
-        "general"
-    ),
+    model: Annotated[Path, Option(help="Folder of a run, a model or an exported model; or general.")] = Path("general"),
     out: Annotated[str, Option(help="Folder for the codes; may be an address such as s3://bucket/codes.")] = "codes",
-    part: Annotated[str, Option(help="3/16: only every 16th shard, from the 3rd, in OUT/part-3-of-16.")] = "1/1",
+    part: Annotated[
+        str, Option(help="3/16: encode only every 16th shard, starting with the 3rd, into OUT/part-3-of-16.")
+    ] = "1/1",
     shard_size: Annotated[int, Option(min=1, help="Images per shard; a shard is written as a whole.")] = 65_536,
-    on: Annotated[str, Option(help="local, or ray: on a Ray cluster (or all cores, without one).")] = "local",
+    on: Annotated[
+        str, Option(help="local, or ray: on a Ray cluster, or on all cores of this machine if there is none.")
+    ] = "local",
     columns: COLUMNS = None,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Turn images into codes with a trained model, or with the general one. Rerun the same command to resume."""
+    """Turn images into codes with a trained model or the general one. Rerun the same command to resume."""
     from hashlens.codes.encode import encode_source, parse_part
     from hashlens.codes.encoder import Encoder
 
@@ -79,22 +81,26 @@ def encode(
 
 @app.command()
 def export(
-    model: Annotated[Path, Argument(help="Folder of a run or of its model.")],
+    model: Annotated[Path, Argument(help="Folder of a run or its model.")],
     out: Annotated[Path, Option(help="Folder for the exported model.")] = Path("exported"),
     images: Annotated[
         str | None,
-        Option(help="Images to check with.", show_default="CIFAR-10, if cached; of a run with --int8, its own"),
+        Option(help="Images to check with.", show_default="CIFAR-10, if cached; with --int8, the images of the run"),
     ] = None,
     int8: Annotated[
-        bool, Option("--int8", help="A network in 8 bits: twice as fast, another model with nearly the same codes.")
+        bool,
+        Option(
+            "--int8", help="Compute in 8 bits: twice as fast; the result is another model with nearly the same codes."
+        ),
     ] = False,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
     """Write a model as ONNX, so that it encodes without torch, and check that its codes are the same.
 
-    With --int8 they are not quite the same: the share of equal bits is printed and, if the images have labels, MAP of
-    both models. Some of the images calibrate the model; of a run, its training images do, and its queries check it.
+    With --int8 a few bits differ: the share of equal bits is printed and, if the images have labels, the MAP of both
+    models. Some of the images calibrate the model and the others check it; for a run, these are its training images
+    and its queries.
     """
     from hashlens.codes.export import export_onnx, require_exportable
     from hashlens.data import open_source
@@ -108,7 +114,7 @@ def export(
         given, calibrate = _images_of_run(model, progress)
     elif images is None and (int8 or not is_cached()):
         why = "calibrated and " if int8 else ""
-        raise UsageError(f"the exported model is {why}checked with images; name some with --images")
+        raise UsageError(f"the exported model is {why}checked on images; name some with --images")
     else:
         given = as_images(open_source(images or "cifar10", progress=progress.say, labels="optional"))
     result = export_onnx(model, out, given, progress, int8=int8, calibrate=calibrate)
@@ -120,8 +126,8 @@ def export(
         f"{out}/model.onnx  {result['bytes'] / 1e6:.1f} MB, for uint8 RGB images of {result['image_size']} pixels",
         f"check    {result['bits_equal']:.4%} of {result['n_checked']:,} bits are equal,"
         f" on {counted(result['n_images'], 'image')}{crops}",
-        f"MAP      {result['map']:.4f} in 8 bits, {result['map_float']:.4f} in floats: every second of these images"
-        " searches among the others"
+        f"MAP      {result['map']:.4f} in 8 bits, {result['map_float']:.4f} in floats: half of these images are"
+        " queries, the others the database"
         if result.get("map") is not None
         else "",
         f"{counted(result['n_skipped'], 'image')} could not be read and were skipped" if result["n_skipped"] else "",
@@ -147,9 +153,9 @@ def _images_of_run(run: Path, progress: Progress) -> tuple[Any, Any]:
 def features(
     source: SOURCE,
     kind: Annotated[
-        str, Option(help="gist, deep, a backbone, with a size if you like (resnet50@112), or nuswide-1134.")
+        str, Option(help="gist, deep, a backbone, perhaps with an image size (resnet50@112), or nuswide-1134.")
     ] = "deep",
-    out: Annotated[Path, Option(help="File to write, (n, d) float32.")] = Path("features.npy"),
+    out: Annotated[Path, Option(help="File to write: an (n, d) float32 array.")] = Path("features.npy"),
     columns: COLUMNS = None,
     from_file: FROM_FILE = None,
     as_json: JSON = False,
@@ -157,7 +163,7 @@ def features(
 ) -> None:
     """Turn images into fixed features, for train and compare (hashlens train features.npy) or other programs.
 
-    Beside the file, a table (.parquet) says which image each row is of, with its labels.
+    A table beside the file (.parquet) names the image of each row, with its labels.
     """
     import numpy as np
     import pyarrow.parquet as pq
@@ -194,7 +200,7 @@ def features(
     show(
         result | {"table": str(table), "n_skipped": len(opened.skipped)},
         as_json,
-        f"{counted(len(found), 'row')} of {counted(found.shape[1], 'feature')} in {out}, the images in {table}",
+        f"{counted(len(found), 'row')} of {counted(found.shape[1], 'feature')} in {out}, their images in {table}",
         f"{counted(len(opened.skipped), 'image')} could not be read: see {skipped}" if opened.skipped else "",
         f"next     hashlens compare {quoted(out)} --methods itq,ksh",
     )

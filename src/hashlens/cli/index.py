@@ -29,13 +29,17 @@ app.add_typer(index_app, name="index")
 
 INDEX = Annotated[Path, Argument(help="Folder of the index.")]
 PERHAPS = Annotated[Path | None, Argument(help="Folder of the index; omitted with --engine.", show_default=False)]
-CODES = Annotated[list[str], Argument(help="Folders of codes, made by hashlens encode, or of runs; or addresses.")]
-ENGINE = Annotated[str | None, Option(help=f"The index is on a server, {' or '.join(SERVERS)}; no folder is needed.")]
+CODES = Annotated[list[str], Argument(help="Folders of codes (made by hashlens encode) or of runs, or addresses.")]
+ENGINE = Annotated[
+    str | None, Option(help=f"Keep the index on a server, {' or '.join(SERVERS)}, instead of in a folder.")
+]
 AT = Annotated[str | None, Option(help="; ".join(f"{name}: {ENGINES[name][1]}" for name in SERVERS))]
-SHARDS = Annotated[int | None, Option(min=1, help="Of a new Milvus collection: parts that take writes.")]
-REPLICAS = Annotated[int | None, Option(min=1, help="Of a Milvus collection: copies in memory.")]
+SHARDS = Annotated[
+    int | None, Option(min=1, help="For a new Milvus collection: number of shards, which share the writes.")
+]
+REPLICAS = Annotated[int | None, Option(min=1, help="For a Milvus collection: number of replicas in memory.")]
 KIND = Annotated[
-    str | None, Option("--index", help="How the server searches: flat, exact; or hnsw (pgvector), ivf (milvus).")
+    str | None, Option("--index", help="How the server searches: flat (exact), hnsw (pgvector) or ivf (milvus).")
 ]
 
 
@@ -43,9 +47,11 @@ KIND = Annotated[
 def build(
     codes: CODES,
     out: Annotated[Path, Option(help="Folder of the new index.")] = Path("index"),
-    radius_tables: Annotated[bool, Option("--radius-tables", help="Write tables for fast search by radius.")] = False,
+    radius_tables: Annotated[
+        bool, Option("--radius-tables", help="Write tables that make search by radius faster.")
+    ] = False,
     first_only: Annotated[
-        bool, Option("--first-only", help="Leave out second codes: 16 bytes per image less.")
+        bool, Option("--first-only", help="Leave out second codes: 16 bytes less per image.")
     ] = False,
     engine: ENGINE = None,
     at: AT = None,
@@ -88,8 +94,8 @@ def add(
         list[str],
         Argument(
             metavar="INDEX CODES...",
-            help="Folder of the index, omitted with --engine; folders of codes, made by hashlens encode, or of runs; or"
-            " addresses.",
+            help="Folder of the index (omitted with --engine); then folders of codes (made by hashlens encode) or of"
+            " runs, or addresses.",
         ),
     ],
     again: Annotated[bool, Option("--again", help="Also add images that were removed from the index.")] = False,
@@ -99,7 +105,7 @@ def add(
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Add codes to an index; images that it already has (same path and code) or that were removed are skipped."""
+    """Add codes to an index. Images that it already has (same path and code), or that were removed, are skipped."""
     from hashlens.codes.folder import open_together
 
     progress = Progress(quiet)
@@ -111,7 +117,7 @@ def add(
     _refuse_settings(at, settings)
     index, codes = Path(places[0]), places[1:]
     if not codes:
-        raise UsageError(f"the codes to add to {index} are missing; give their folder after that of the index")
+        raise UsageError(f"no codes to add to {index}; give their folder after the folder of the index")
     _add(_open(index, to_add=True), open_together(codes), again, progress, as_json, quoted(index))
 
 
@@ -136,7 +142,7 @@ def _add(
             added += len(index.add(codes_of, items, only_new=True, again=again, trees=False))
             advance(shard.n)
     known = sum(shard.n for shard in shards) - added
-    others = f", {known:,} were already there or removed" if known else ""
+    others = f", {known:,} were there already or had been removed" if known else ""
     found: dict[str, Any] = {"added": added, "n": len(index), "n_bits": index.n_bits, "index": str(index.path)}
     found |= _finish(index, kind)
     show(
@@ -167,15 +173,16 @@ def _recall(found: dict[str, Any]) -> str:
     if recall is None:
         return ""
     return (
-        f"{found['index_kind']} finds {recall:.1%} of the {NEAREST} nearest, measured with up to {TRIED} of its images"
+        f"{found['index_kind']} finds {recall:.1%} of the {NEAREST} nearest, measured with up to {TRIED} of its"
+        " images as queries"
     )
 
 
 @index_app.command()
 def remove(
     index: PERHAPS = None,
-    ids: Annotated[str | None, Option(help="Ids separated by commas.")] = None,
-    path: Annotated[str | None, Option(help="All images whose path matches a quoted pattern: '*/cache/*'.")] = None,
+    ids: Annotated[str | None, Option(help="Comma-separated ids.")] = None,
+    path: Annotated[str | None, Option(help="All images whose path matches a pattern, in quotes: '*/cache/*'.")] = None,
     label: Annotated[str | None, Option(help="All images with this label.")] = None,
     engine: ENGINE = None,
     at: AT = None,
@@ -207,11 +214,11 @@ def sync_(
         list[str],
         Argument(
             metavar="INDEX SOURCE",
-            help="Folder of the index, omitted with --engine; the images that it should hold: a folder, a list or a tar"
-            " file.",
+            help="Folder of the index (omitted with --engine); then the images that it should hold: a folder, a list or"
+            " a tar file.",
         ),
     ],
-    model: Annotated[Path | None, Option(help="Model that made its codes, if it is not found.")] = None,
+    model: Annotated[Path | None, Option(help="Model that made the codes, if the index cannot find it.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Only count what has changed.")] = False,
     engine: ENGINE = None,
     at: AT = None,
@@ -248,11 +255,11 @@ def sync_(
 
 @index_app.command()
 def promote(
-    new: Annotated[Path, Argument(help="Folder of the index that was built beside, perhaps with another model.")],
-    index: Annotated[Path, Argument(help="Folder of the index that is in use.")],
+    new: Annotated[Path, Argument(help="Folder of the new index, perhaps of another model.")],
+    index: Annotated[Path, Argument(help="Folder of the index in use.")],
     as_json: JSON = False,
 ) -> None:
-    """Replace the contents of an index by those of another one in one step; a server goes on answering."""
+    """Replace an index by a new one in one step; a running server goes on answering."""
     from hashlens.codes.model import ModelFolder
 
     if new.resolve() == index.resolve():
@@ -267,7 +274,7 @@ def promote(
 @index_app.command()
 def tables(
     index: INDEX,
-    drop: Annotated[bool, Option("--drop", help="Delete them instead.")] = False,
+    drop: Annotated[bool, Option("--drop", help="Delete the tables instead.")] = False,
     as_json: JSON = False,
 ) -> None:
     """Write tables that make search with a small --radius faster; later additions get them too."""
@@ -287,18 +294,26 @@ def verify(index: INDEX, as_json: JSON = False) -> None:
 @index_app.command("repair")
 def repair_(
     index: INDEX,
-    codes: Annotated[list[Path] | None, Option(help="Folder of the codes it was built from; may be repeated.")] = None,
-    model: Annotated[Path | None, Option(help="Model to encode images again with, if it is not found.")] = None,
+    codes: Annotated[
+        list[Path] | None, Option(help="Folder of the codes that the index was built from; may be repeated.")
+    ] = None,
+    model: Annotated[
+        Path | None, Option(help="Model to encode images again with, if the index cannot find it.")
+    ] = None,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Restore damaged files of an index from its copies, from the codes, or by encoding the images again."""
+    """Restore damaged files of an index from copies, from codes, or by encoding the images again."""
     from hashlens.index.repair import repair
 
     found = repair(index, codes or (), model, Progress(quiet))
-    lost = f"{counted(found['lost'], 'image')} could not be restored and left the index" if found["lost"] else ""
+    lost = (
+        f"{counted(found['lost'], 'image')} could not be restored; they are no longer in the index"
+        if found["lost"]
+        else ""
+    )
     sentence = f"repaired: {', '.join(found['repaired'])}" if found["repaired"] else "nothing is damaged"
-    second = "second codes could not be restored: the index goes on without, by first" if found["second_lost"] else ""
+    second = "second codes could not be restored: searches now use the first code only" if found["second_lost"] else ""
     show(found, as_json, sentence, lost, second, f"next     hashlens index verify {quoted(index)}")
 
 
@@ -335,7 +350,7 @@ def _opened(
 
 def _refuse_settings(at: str | None, *settings: Any) -> None:
     if at is not None or any(one is not None for one in settings):
-        raise UsageError("--at, --set, --shards, --replicas and --index are for a server; name it with --engine")
+        raise UsageError("--at, --set, --shards, --replicas and --index are for a server; choose one with --engine")
 
 
 def _settings(settings: list[str] | None, shards: int | None, replicas: int | None) -> list[str]:
@@ -364,11 +379,13 @@ def copy(
     shards: SHARDS = None,
     replicas: REPLICAS = None,
     kind: KIND = None,
-    verify: Annotated[bool, Option("--verify", help="Compare every code afterwards, not a few while copying.")] = False,
+    verify: Annotated[
+        bool, Option("--verify", help="Compare every code afterwards, instead of a few while copying.")
+    ] = False,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Copy an index to a search engine: to a server all of it, to faiss codes and ids. Rerun to resume."""
+    """Copy an index to a search engine: all of it to a server, codes and ids to faiss. Rerun to resume."""
     from hashlens.index.engines import copy_index, open_engine, verify_copy
     from hashlens.index.engines.server import Engine
 
@@ -403,7 +420,7 @@ def plan_(
     second_bits: Annotated[int, Option(help="Length of the second codes; 0: none.")] = 128,
     as_json: JSON = False,
 ) -> None:
-    """Show what an index of that size costs: memory, disk, time, machines, in the folder and in each engine."""
+    """Show what an index of a given size costs in a folder and in each engine: memory, disk, time, machines."""
     from hashlens.index.plan import describe_plan, plan
 
     try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DATA, LEARNING = "Data and split", "Network and training"  # panels of --help
 
 JSON = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
-QUIET = Annotated[bool, Option("--quiet", "-q", help="No progress on standard error.")]
+QUIET = Annotated[bool, Option("--quiet", "-q", help="Do not show progress on standard error.")]
 BITS = Annotated[int, Option(help="Code length in bits.")]
 SEED = Annotated[int, Option(min=0, help="Seed for the split, initial weights and batch order.")]
 SOURCE = Annotated[str, Argument(help=f"Images: {KINDS}; {AT_ADDRESSES}.")]
@@ -43,7 +43,7 @@ SPLITS = Annotated[
     int,
     Option(
         min=1,
-        help="Number of splits, with seeds from that of the first; MAP is reported as mean ± deviation.",
+        help="Number of random splits, with consecutive seeds; MAP is reported as mean ± deviation.",
         rich_help_panel=DATA,
     ),
 ]
@@ -52,8 +52,8 @@ COLUMNS = Annotated[
     Option(
         "--column",
         metavar="NAME=COLUMN",
-        help="Column of a table or Hugging Face dataset, if not the default: path=COLUMN, labels=COLUMN, split=COLUMN,"
-        " or separator=CHARACTER between labels. May be repeated.",
+        help="Column names in a table or Hugging Face dataset, if not the defaults: path=COLUMN, labels=COLUMN,"
+        " split=COLUMN, or separator=CHARACTER between labels. May be repeated.",
         rich_help_panel=DATA,
     ),
 ]

@@ -27,11 +27,11 @@ from hashlens.progress import Progress
 app = typer.Typer()
 
 # of all methods that train a network
-BACKBONE = Annotated[str | None, Option(help="Network of deep methods.", rich_help_panel=LEARNING)]
+BACKBONE = Annotated[str | None, Option(help="Network that deep methods train.", rich_help_panel=LEARNING)]
 WEIGHTS = Annotated[
-    Path | None, Option(help="Weights of that backbone, such as imagenet-vgg-f.mat.", rich_help_panel=LEARNING)
+    Path | None, Option(help="Weights of the backbone, such as imagenet-vgg-f.mat.", rich_help_panel=LEARNING)
 ]
-IMAGE_SIZE = Annotated[int | None, Option(help="Image resolution for deep methods.", rich_help_panel=LEARNING)]
+IMAGE_SIZE = Annotated[int | None, Option(help="Image side in pixels, for deep methods.", rich_help_panel=LEARNING)]
 FROZEN_BLOCKS = Annotated[
     int | None, Option(help="Leading blocks that deep methods do not train.", rich_help_panel=LEARNING)
 ]
@@ -42,7 +42,7 @@ EPOCHS = Annotated[int | None, Option(help="Training epochs of deep methods.", r
 def evaluate(
     run: Annotated[Path, Argument(help="Folder of a finished run.")],
     topk: Annotated[int | None, Option(help="Cut the ranking at this many results.")] = None,
-    radius: Annotated[str | None, Option(help="Comma-separated Hamming radii of look-ups; default 2.")] = None,
+    radius: Annotated[str | None, Option(help="Comma-separated Hamming radii; default 2.")] = None,
     precision_at: Annotated[str | None, Option(help="Comma-separated N; default 100,500,1000.")] = None,
     recall_at: Annotated[str | None, Option(help="Comma-separated N.")] = None,
     as_json: JSON = False,
@@ -81,8 +81,10 @@ def compare(
     out: Annotated[Path | None, Option(help="Folder to write to.", show_default="comparisons/SOURCE")] = None,
     protocol: PROTOCOL = None,
     seed: Annotated[int, Option(min=0, help="Seed of the first split.")] = 0,
-    against: Annotated[str | None, Option(help="Method to test the others against.", show_default="the best")] = None,
-    keep: Annotated[bool, Option("--keep", help="Keep the best model: hashlens encode photos --model OUT")] = False,
+    against: Annotated[
+        str | None, Option(help="Method that the tests compare the others with.", show_default="the best")
+    ] = None,
+    keep: Annotated[bool, Option("--keep", help="Keep the best model, for hashlens encode photos --model OUT")] = False,
     backbone: BACKBONE = None,
     weights: WEIGHTS = None,
     image_size: IMAGE_SIZE = None,
@@ -156,7 +158,7 @@ def reproduce(
     target: Annotated[
         str, Argument(help="table1, table2, table3, alpha, lambda, train-size, examples, port, unseen, or all.")
     ],
-    scale: Annotated[str, Option(help="smoke: minutes, a test on digits; small: hours; full: days.")] = "small",
+    scale: Annotated[str, Option(help="smoke: a test on digits, minutes; small: hours; full: days.")] = "small",
     out: Annotated[Path, Option(help="Folder for tables, figures and pages.")] = Path("repro"),
     methods: Annotated[str | None, Option(help="Only these methods of the tables, comma-separated.")] = None,
     bits: Annotated[str | None, Option(help="Other code lengths for the tables, comma-separated.")] = None,
@@ -167,13 +169,13 @@ def reproduce(
     weights: WEIGHTS = None,
     image_size: IMAGE_SIZE = None,
     frozen_blocks: FROZEN_BLOCKS = None,
-    nuswide: Annotated[Path | None, Option(help="Folder of NUS-WIDE as published.")] = None,
+    nuswide: Annotated[Path | None, Option(help="Folder of NUS-WIDE, as published.")] = None,
     mirflickr: Annotated[Path | None, Option(help="Folder of MIRFLICKR-25K, which stands in for it.")] = None,
     from_file: FROM_FILE = None,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Rebuild tables and figures of the paper beside its printed numbers. Rerun the same command to resume."""
+    """Rebuild the tables and figures of the paper, beside its printed numbers. Rerun the same command to resume."""
     from hashlens.results.paper import reproduce as run_targets
 
     require_own(out, ["comparisons"], "a reproduction")

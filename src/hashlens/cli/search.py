@@ -22,22 +22,25 @@ from hashlens.progress import Progress
 
 app = typer.Typer()
 
-INDEX_HELP = f"Folder of an index, of codes or of a run; or images: {KINDS}."
+INDEX_HELP = f"Folder of an index, codes or a run; or images: {KINDS}."
 INDEX = Annotated[str, Argument(help=INDEX_HELP)]
 MODEL = Annotated[
     Path | None,
-    Option(
-        help="Folder of a model or exported model, or general.", show_default="that of the index; of images, general"
-    ),
+    Option(help="Folder of a model or exported model, or general.", show_default="the index's; for images, general"),
 ]
 KEPT = Annotated[
-    Path | None, Option("--index", help="Of images: folder to keep their codes in.", show_default="in the user's cache")
+    Path | None,
+    Option(
+        "--index",
+        help="If the first argument is images: folder to keep their codes in.",
+        show_default="in the user's cache",
+    ),
 ]
 IMAGES = Annotated[
     Path | None,
-    Option(exists=True, file_okay=False, help="Folder of the images, if moved.", show_default="as in the index"),
+    Option(exists=True, file_okay=False, help="Folder of the images, if they moved.", show_default="as in the index"),
 ]
-ENGINE = Annotated[str | None, Option(help=f"Search in {', '.join(ENGINES)}; see: index build, index copy")]
+ENGINE = Annotated[str | None, Option(help=f"Search in {', '.join(ENGINES)}; see: hashlens index build, index copy")]
 AT = Annotated[str | None, Option(help="Address, connection or folder of the engine.")]
 SET = Annotated[
     list[str] | None, Option("--set", metavar="NAME=VALUE", help="Setting of the engine, such as n_probe=32.")
@@ -64,7 +67,8 @@ def search(
     by: Annotated[
         str | None,
         Option(
-            help="first code, both (equal distances by the second), or second, for classes not learned from.",
+            help="first: the first code; both: ties ordered by the second code; second: the second code alone, for"
+            " unseen classes.",
             show_default="both where there are second codes, else first",
         ),
     ] = None,
@@ -72,7 +76,7 @@ def search(
     engine: ENGINE = None,
     at: AT = None,
     settings: SET = None,
-    html: Annotated[Path | None, Option(help="Write the results with thumbnails to this file.")] = None,
+    html: Annotated[Path | None, Option(help="Write a page with thumbnails of the results to this file.")] = None,
     images: IMAGES = None,
     kept: KEPT = None,
     as_json: JSON = False,
@@ -80,8 +84,7 @@ def search(
 ) -> None:
     """Find the nearest images of an index, or of a folder or any other source of images.
 
-    The codes of images are kept and brought up to date by each call. With --json, several queries give one object per
-    line.
+    The codes of images are kept, and each call updates them. With --json, several queries print one object per line.
     """
     from hashlens.search import UnreadableImage
     from hashlens.search.answers import describe_answer, write_page
@@ -93,7 +96,7 @@ def search(
     named: str | None = index
     if query is None:
         if engine is None:
-            raise UsageError(f"what to search for in {index} is missing, such as query.jpg")
+            raise UsageError(f"say what to search {index} for, such as query.jpg")
         named, query = None, index
     elif Path(index).suffix.lower() in EXTENSIONS and Path(query).is_dir():
         raise UsageError(
@@ -122,7 +125,7 @@ def search(
             print(f"page     {html}", file=sys.stderr)
             if n_missing:
                 note = (
-                    f"note: missing or unreadable images: {n_missing:,}; if they moved, give their folder with --images"
+                    f"note: missing or unreadable images: {n_missing:,}; if they moved, pass their folder with --images"
                 )
                 print(note, file=sys.stderr)
 
@@ -134,7 +137,9 @@ def serve(
     ] = None,
     model: MODEL = None,
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 accepts remote connections.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65_535, help="If it is taken, the next free one is used.")] = 8000,
+    port: Annotated[
+        int, Option(min=0, max=65_535, help="Port to listen on; if it is taken, the next free one is used.")
+    ] = 8000,
     images: IMAGES = None,
     engine: ENGINE = None,
     at: AT = None,
@@ -143,50 +148,57 @@ def serve(
         str | None, Option(metavar="FILE", help="One line of JSON per request; - for standard output.")
     ] = None,
     token: Annotated[
-        list[str] | None, Option(envvar="HASHLENS_TOKEN", help="Secret that clients send; may search.", **ACCESS)
+        list[str] | None, Option(envvar="HASHLENS_TOKEN", help="Secret that clients send to search.", **ACCESS)
     ] = None,
     write_token: Annotated[
         list[str] | None,
-        Option(envvar="HASHLENS_WRITE_TOKEN", help="Secret that may also add and remove images, and click.", **ACCESS),
+        Option(
+            envvar="HASHLENS_WRITE_TOKEN",
+            help="Secret that clients send to search, add, remove and mark images.",
+            **ACCESS,
+        ),
     ] = None,
     token_file: Annotated[
         Path | None, Option(help="Tokens, one per line: TOKEN read|write [YYYY-MM-DD].", **ACCESS)
     ] = None,
     allow_anyone: Annotated[
-        bool, Option("--allow-anyone", help="Let everyone search, without a token.", **ACCESS)
+        bool, Option("--allow-anyone", help="Let anyone search, without a token.", **ACCESS)
     ] = False,
     add_to: Annotated[
         Path | None, Option(file_okay=False, help="Folder for images that clients add.", **ACCESS)
     ] = None,
     hostname: Annotated[
-        list[str] | None, Option(help="Name that clients use for this server; others are refused.", **ACCESS)
+        list[str] | None, Option(help="Name by which clients call this server; other names are refused.", **ACCESS)
     ] = None,
     cors: Annotated[
         list[str] | None,
-        Option(metavar="ORIGIN", help="Other site whose pages may ask, as https://a.example.", **ACCESS),
+        Option(
+            metavar="ORIGIN", help="Another site whose pages may send requests, such as https://a.example.", **ACCESS
+        ),
     ] = None,
     proxy: Annotated[
-        str | None, Option(metavar="ADDRESS", help="Reverse proxy, whose X-Forwarded-For is trusted.", **ACCESS)
+        str | None,
+        Option(metavar="ADDRESS", help="Address of a reverse proxy whose X-Forwarded-For is trusted.", **ACCESS),
     ] = None,
     certfile: Annotated[Path | None, Option(help="Certificate for TLS, in PEM format.", **ACCESS)] = None,
-    keyfile: Annotated[Path | None, Option(help="Its key, if it is in another file.", **ACCESS)] = None,
+    keyfile: Annotated[Path | None, Option(help="Key of the certificate, if it is in another file.", **ACCESS)] = None,
     max_upload: Annotated[float, Option(min=0.001, max=1e6, help="Megabytes per image.", **LIMITS)] = 20,
     max_pixels: Annotated[float, Option(min=0.001, max=1e6, help="Million pixels per image.", **LIMITS)] = 25,
-    decode_seconds: Annotated[float, Option(min=0.1, help="CPU time to decode an image.", **LIMITS)] = 5,
+    decode_seconds: Annotated[float, Option(min=0.1, help="Seconds of CPU time to decode an image.", **LIMITS)] = 5,
     max_k: Annotated[int, Option(min=1, help="Results per search.", **LIMITS)] = 1_000,
     timeout: Annotated[float, Option(min=0.001, help="Seconds per request.", **LIMITS)] = 30,
     max_waiting: Annotated[int, Option(min=0, help="Requests waiting for a thread.", **LIMITS)] = 64,
     max_connections: Annotated[int, Option(min=1, help="Connections at once.", **LIMITS)] = 1_000,
-    per_address: Annotated[int, Option(min=1, help="Of these, and of requests, per client.", **LIMITS)] = 100,
+    per_address: Annotated[int, Option(min=1, help="Connections, and requests, at once per client.", **LIMITS)] = 100,
     thumbnail_cache: Annotated[float, Option(min=0, help="Megabytes of thumbnails in memory.", **LIMITS)] = 64,
     scrub_seconds: Annotated[
-        float, Option(min=0, help="Between two comparisons of the index with its checksums; 0: none.", **LIMITS)
+        float, Option(min=0, help="Seconds between checks of the index against its checksums; 0: never.", **LIMITS)
     ] = 600,
     kept: KEPT = None,
 ) -> None:
     """Serve the search page and its HTTP interface, for an index or for images.
 
-    Beyond this machine, tokens say who may use it.
+    Clients on other machines need a token.
     """
     from hashlens.server.access import Access, as_tokens
     from hashlens.server.limits import Limits
@@ -234,9 +246,12 @@ def serve(
     if found != port and port:
         say(f"port {port} is taken; using {found}")
     if allow_anyone and not is_loopback(host):
-        say(f"warning: everyone who reaches {host} may search")
+        say(f"warning: anyone who can reach {host} may search")
     if images is None and not is_loopback(host):
-        say("note: images are shown from the folders that the index names; --images FOLDER shows only those below it")
+        say(
+            "note: images are shown from the folders that the index names; --images FOLDER shows only images below"
+            " FOLDER"
+        )
     named = Named(index, model, engine, at, tuple(settings or ()), kept)
     with sock:
         supervise(named, serving, sock, say=say, ready=partial(print, flush=True))

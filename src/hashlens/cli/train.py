@@ -60,7 +60,7 @@ def demo(
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Train DTSH on CIFAR-10 and look at what it finds: the paper's setting 1, in minutes."""
+    """Train DTSH on CIFAR-10 (the paper's setting 1) and show what it finds, in minutes."""
     from hashlens.data import open_source
     from hashlens.errors import DownloadError
     from hashlens.features.networks.weights import pretrained_weights
@@ -93,13 +93,15 @@ FEATURES = Annotated[str | None, Option(help="For methods on features: gist, or 
 IMAGE_SIZE = Annotated[
     int | None, Option(help="Image side in pixels; larger is slower and better.", rich_help_panel=LEARNING)
 ]
-FROZEN_BLOCKS = Annotated[int | None, Option(help="Leading blocks that are not trained.", rich_help_panel=LEARNING)]
+FROZEN_BLOCKS = Annotated[
+    int | None, Option(help="Number of leading blocks that are not trained.", rich_help_panel=LEARNING)
+]
 EPOCHS = Annotated[int | None, Option(help="Training epochs.", rich_help_panel=LEARNING)]
 SECOND_BITS = Annotated[
     int | None,
     Option(
         min=0,
-        help="Length of a second code, which orders equal distances; 0: none.",
+        help="Length of a second code in bits, which orders ties; 0: none.",
         show_default="128",
         rich_help_panel=LEARNING,
     ),
@@ -136,10 +138,12 @@ def train(
     precision: PRECISION = None,
     chosen: SET = None,
     tune: Annotated[
-        str | None, Option(metavar="TIME", help="Choose settings first, for so long: 10m; see: hashlens tune --help")
+        str | None,
+        Option(metavar="TIME", help="Choose settings first, in this much time, such as 10m; see: hashlens tune --help"),
     ] = None,
     triplets: Annotated[
-        Path | None, Option(help="Learn from lines of query,positive,negative, not labels.", rich_help_panel=DATA)
+        Path | None,
+        Option(help="Learn from a file of query,positive,negative lines instead of labels.", rich_help_panel=DATA),
     ] = None,
     preset: Annotated[
         str | None, Option(help="published: the settings of the method's paper.", rich_help_panel=LEARNING)
@@ -154,7 +158,7 @@ def train(
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Learn a hasher from labelled images, encode them and print MAP.
+    """Train a hasher on labelled images, encode them and print MAP.
 
     Several processes train one model: torchrun --nproc-per-node=2 -m hashlens train ...; see docs/scale-out.md.
     """
@@ -171,9 +175,9 @@ def train(
         config, typed = _asked(context.params)
         if tune is not None:
             if ranks.size > 1:
-                raise UsageError("--tune tries settings in one process; run hashlens tune without torchrun first")
+                raise UsageError("--tune runs in one process; run hashlens tune without torchrun first")
             if splits > 1:
-                raise UsageError("--tune would see the queries of all splits but one; omit --splits")
+                raise UsageError("--tune would see the queries of the other splits; omit --splits")
             if triplets or preset:
                 what = "--triplets" if triplets else "--preset"
                 raise UsageError(f"--tune chooses settings by labels, which {what} does without; omit one of the two")
@@ -198,7 +202,7 @@ def _require_free(out: Path, config: dict[str, Any], resumed: bool) -> None:
             raise UsageError(f"{out} is the folder of a comparison; choose another --out")
         if (out / "checkpoint.safetensors").exists() and load_config(out) != json.loads(json.dumps(config)):
             raise UsageError(
-                f"{out} contains another run that was stopped; resume it with hashlens train --resume {quoted(out)}, or"
+                f"{out} contains another, stopped run; resume it with hashlens train --resume {quoted(out)}, or"
                 " choose another --out"
             )
     _require_unfinished(out)
@@ -211,9 +215,9 @@ def _require_ranks(ranks: Ranks, config: dict[str, Any]) -> None:
     if ranks.size == 1:
         return
     if not METHODS[config["method"]].deep:
-        raise UsageError(f"{config['method']} is not trained in steps that ranks could share; run it without torchrun")
+        raise UsageError(f"{config['method']} is not trained in steps that ranks can share; run it without torchrun")
     if "splits" in config:
-        raise UsageError("--splits are trained one after the other in one process; omit it, or run without torchrun")
+        raise UsageError("--splits trains one split after the other, in one process; omit it, or run without torchrun")
 
 
 @app.command()
@@ -223,12 +227,13 @@ def tune(
     method: METHOD = "dtsh",
     tries: Annotated[
         int | None,
-        Option(help="Settings to try at most, the defaults first.", show_default="20, or 200 with --time"),
+        Option(help="Maximum number of settings to try, the defaults first.", show_default="20, or 200 with --time"),
     ] = None,
     time: Annotated[
-        str | None, Option(help="Time to try them in, such as 10m or 1h30m; training with the best comes after it.")
+        str | None,
+        Option(help="Time for trying settings, such as 10m or 1h30m; training with the best comes afterwards."),
     ] = None,
-    folds: Annotated[int, Option(help="Parts of the training images, each held back once.")] = 3,
+    folds: Annotated[int, Option(help="Number of folds of the training images, each held out once.")] = 3,
     bits: BITS = 48,
     seed: SEED = 0,
     out: Annotated[Path | None, Option(help="Folder of the run.", show_default="runs/SOURCE-METHOD-BITS-tuned")] = None,
@@ -248,9 +253,9 @@ def tune(
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Choose the settings of a method on training images alone, then train with the best. Rerun it to continue.
+    """Choose the settings of a method on training images only, then train with the best. Rerun to continue.
 
-    Settings given here stay as they are. What is tried of the others: hashlens methods NAME.
+    Settings given here are not tuned. For those that are, see: hashlens methods NAME.
     """
     config, typed = _asked(context.params)
     _tune(config, typed, out, from_file, Progress(quiet), as_json, tries=tries, time=time, folds=folds)
@@ -371,7 +376,7 @@ def _require_possible(cls: type[Hasher], config: dict[str, Any]) -> None:
     features = config["params"].get("features", getattr(cls, "features", GIST))
     if features == NUSWIDE:
         raise UsageError(
-            f"{NUSWIDE} features are read from NUS-WIDE's files, so a model could not encode new images; write them"
+            f"{NUSWIDE} features come from NUS-WIDE's files, so a model could not encode new images; write them"
             f" with hashlens features {quoted(config['source'])} --kind {NUSWIDE} and train on that file"
         )
     if features != GIST and not config["source"].endswith(".npy"):  # a file of features
@@ -380,7 +385,7 @@ def _require_possible(cls: type[Hasher], config: dict[str, Any]) -> None:
     if "triplets" in config and "triplets" not in signature(cls.fit).parameters:
         raise UsageError(f"{cls.name} does not learn from triplets; omit --triplets, or choose --method dtsh")
     if "triplets" in config and "splits" in config:
-        raise UsageError("--splits are for learning from labels; omit it or --triplets")
+        raise UsageError("--splits needs labels; omit --splits or --triplets")
     cls.preset(config.get("preset"), config["params"]["n_bits"])
 
 

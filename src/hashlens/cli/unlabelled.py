@@ -42,7 +42,7 @@ LABELS_HEAD = b"path,label"
 def find(
     source: INDEX,
     against: Annotated[
-        str | None, Option(help="Other images: find only what SOURCE has of them, and never move one of these.")
+        str | None, Option(help="Other images: find only their duplicates in SOURCE; these images are never moved.")
     ] = None,
     radius: Annotated[
         int | None,
@@ -52,18 +52,18 @@ def find(
     csv: Annotated[Path | None, Option("--csv", help="Write a table of all groups to this file.")] = None,
     move_to: Annotated[
         Path | None,
-        Option(help="Move identical files and copies there, all but those to keep; undo brings them back."),
+        Option(help="Move identical files and copies to this folder, all but those to keep; undo brings them back."),
     ] = None,
     model: MODEL = None,
     kept: KEPT = None,
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Find identical files, copies and look-alikes, with a suggestion which image to keep. Nothing is ever deleted.
+    """Find identical files, copies and look-alikes, and suggest which image to keep. Nothing is ever deleted.
 
     `duplicates SOURCE` is short for `duplicates find SOURCE`.
-    `duplicates ignore GROUP` remembers that the images of a group are no duplicates.
-    `duplicates undo LIST` brings back what --move-to has moved.
+    `duplicates ignore GROUP` remembers that the images of a group are not duplicates.
+    `duplicates undo LIST` brings back what --move-to moved.
     """
     from hashlens.duplicates.find import describe, find_duplicates
     from hashlens.duplicates.move import move_duplicates, require_outside
@@ -109,7 +109,7 @@ def ignore(
     groups: Annotated[list[str], Argument(metavar="GROUP...", help="Names of groups, such as 3f9a1c20.")],
     as_json: JSON = False,
 ) -> None:
-    """Remember that the images of these groups are no duplicates of one another: they do not come back."""
+    """Remember that the images of these groups are not duplicates: they are no longer listed."""
     from hashlens.duplicates.find import ignore as ignore_groups
 
     n = ignore_groups(groups)
@@ -118,7 +118,7 @@ def ignore(
 
 @duplicates.command()
 def undo(
-    listed: Annotated[Path, Argument(metavar="LIST", help="The list that --move-to has written.")],
+    listed: Annotated[Path, Argument(metavar="LIST", help="The list that --move-to wrote.")],
     as_json: JSON = False,
 ) -> None:
     """Move all files of a list back to where they were."""
@@ -147,7 +147,7 @@ def groups(
     as_json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Sort images without labels into groups that look alike. A person corrects the table; train learns from it."""
+    """Sort images without labels into groups that look alike. Correct the table that --csv writes, then train on it."""
     require("sklearn", why="groups")
     from hashlens.groups import find_groups, write_labels, write_page
 
@@ -180,7 +180,8 @@ def groups(
 def refine(
     source: INDEX,
     undo: Annotated[
-        bool, Option("--undo", help="Go back to the codes before all clicks, which are kept.", show_default=False)
+        bool,
+        Option("--undo", help="Go back to the codes from before all clicks; the clicks are kept.", show_default=False),
     ] = False,
     model: MODEL = None,
     images: IMAGES = None,
@@ -190,8 +191,8 @@ def refine(
 ) -> None:
     """Learn from clicks: results that were marked "more like this" and "less like this" on the page of serve.
 
-    Only the hash layer learns, by DTSH's likelihood of the clicks, and where they say nothing distances stay as they
-    were. Each click is held back in turn; only if the codes agree better with those is anything replaced.
+    Only the hash layer learns, with DTSH's loss on the clicks; where they say nothing, distances stay as they were.
+    Each click is held out in turn, and the codes are replaced only if the new ones agree better with held-out clicks.
     """
     from hashlens.clicks.refine import refine as learn
 

@@ -54,7 +54,7 @@ def check_source(
     facts: list[Facts] = []
     alike: list[list[int]] = []
     if is_nuswide(path) and not (listing := list_images(path)).found:
-        notes = [*listing.notes, "no images found: labels and split are those of the ground truth"]
+        notes = [*listing.notes, "no images found; labels and split are from the ground truth"]
         images = ArrayImages(np.zeros((len(listing.labels), 1, 1), np.uint8), listing.images)
         source = Source("nuswide", images, listing.labels, listing.missing, notes)
         source.kind = "nuswide"
@@ -163,7 +163,7 @@ def describe_check(report: dict[str, Any]) -> str:
     text = (f"{exact:,}" if exact else "none") + f"; near-identical: {near - exact:,}" * (near > exact)
     lines += [("duplicates", text), *_first([" = ".join(group) for group in copies["near_identical"]])]
     if noise := copies["different_labels"]:
-        advice = "give each group the label that is right, or remove it"
+        advice = "correct the labels of each group, or remove the group"
         lines.append(
             ("label noise", f"groups of near-identical images with different labels: {len(noise):,}; {advice}")
         )

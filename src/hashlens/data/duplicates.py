@@ -1,9 +1,9 @@
-"""Near-identical images: images in; groups that show the same photo, whatever its size, format or compression, out.
+"""Near-identical images: images in, groups of images of the same photo out, whatever its size, format or compression.
 
-Two images are near-identical if at most RADIUS of 128 signs differ, each telling which of two neighbouring parts of the
-grey image is brighter, and if the colours of 16 x 16 parts differ by at most COLOURS of 255 in the mean. On photos of
-birds and of groceries this finds 96 % of copies at a third of the size and JPEG quality 40, 99 % of better ones, and no
-pair of different photos of birds; the nearest of those differ by 22 in colour.
+Two images are near-identical if at most RADIUS of 128 signs differ (each says which of two neighbouring parts of the
+grey image is brighter) and the colours of 16 x 16 parts differ by at most COLOURS of 255 on average. On photos of birds
+and groceries this finds 96 % of copies at a third of the size and JPEG quality 40, 99 % of better ones, and no pair of
+different photos of birds; the nearest such pair differs by 22 in colour.
 """
 
 from functools import partial

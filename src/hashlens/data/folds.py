@@ -1,9 +1,9 @@
-"""Folds: training rows in; rows to learn from and rows held back out, with near-duplicates always on the same side.
+"""Folds: training rows in, rows to learn from and held-out rows out, with near-duplicates always on the same side.
 
 Near-duplicates are near-identical images (see duplicates.py) or, among features, rows that have a cosine similarity
-above `ALIKE` after the mean of all rows is subtracted; near-duplicates of near-duplicates are together, too. If that
+above `ALIKE` after the mean of all rows is subtracted; near-duplicates of near-duplicates stay together too. If that
 joins more than a tenth of all rows, as with few columns, only equal rows count. Every fold has its share of each class;
-an image with several labels counts for the rarest of them.
+an image with several labels counts for its rarest label.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TrainingRows:
         return cls(source.name, images, source.labels[protocol.train])
 
     def folds(self, n: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
-        """n pairs of (rows to learn from, rows held back); each row is held back once."""
+        """n pairs of (rows to learn from, held-out rows); each row is held out once."""
         from sklearn.model_selection import StratifiedGroupKFold
 
         few = f"{counted(len(self.labels), 'training image')} cannot be cut into {n} folds that each have"
@@ -56,7 +56,7 @@ class TrainingRows:
             for learned, held in cuts:
                 require_differences(labels[learned])
                 if not (has[held] & has[learned].any(axis=0)).any():
-                    raise DataError("no held-back image has a class that is learned")
+                    raise DataError("no held-out image has a class that is learned")
         except ValueError as error:  # also a DataError
             raise DataError(f"{few} similar and different ones; add images per class or use fewer folds") from error
         return cuts

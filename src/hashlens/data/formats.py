@@ -1,6 +1,6 @@
-"""Which files are images: in folders by their names, and when they are opened by the decoders that may try.
+"""Which files are images: by name in folders, and by the decoders that may open them.
 
-Photo folders also hold what is no image for us: RAW files, the videos of live photos, folders of thumbnails.
+Photo folders also hold files that are left out: RAW files, the videos of live photos, folders of thumbnails.
 """
 
 from functools import cache

@@ -1,7 +1,7 @@
-"""What an image file says about itself, read without decoding it: a few kilobytes can cost minutes or gigabytes.
+"""Reads what an image file says about itself without decoding it: a few kilobytes can cost minutes or gigabytes.
 
-The blocks of the file are counted and the size is read; what would cost more than any honest image is refused. Damage
-is left to the decoder, which says more about it.
+It counts the blocks of the file and reads its size, and refuses what would cost more than any honest image. Damage is
+left to the decoder, which says more about it.
 """
 
 import re

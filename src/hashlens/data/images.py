@@ -394,7 +394,7 @@ def as_images(x: Any) -> Images:
     if not isinstance(x, list | tuple):
         raise UsageError(f"images must be {ACCEPTED}, got {type(x).__name__}; put a single image in a list")
     if not x:
-        raise DataError(f"the list of images is empty; give {ACCEPTED}")
+        raise DataError(f"the list of images is empty; pass {ACCEPTED}")
     if all(isinstance(item, str | os.PathLike) for item in x):
         return FileImages("", x)
     if all(isinstance(item, np.ndarray) for item in x):

@@ -25,7 +25,9 @@ class Labels:
         if (self.values.dtype, self.values.ndim) not in ((np.int64, 1), (np.bool_, 2)):
             raise DataError(f"labels are {self.values.dtype} {self.values.shape}; use Labels.of")
         if self.multi and self.values.shape[1] != len(self.names):
-            raise MismatchError(f"{self.values.shape[1]} label columns have {len(self.names)} names; give one each")
+            raise MismatchError(
+                f"{self.values.shape[1]} label columns but {len(self.names)} names; give each column one name"
+            )
         if not self.multi and self.values.min(initial=0) < 0:
             raise DataError(f"class number {self.values.min()} is negative; number classes from 0")
         if not self.multi and self.values.max(initial=-1) >= len(self.names):
@@ -72,7 +74,7 @@ class Labels:
         number = {name: c for c, name in enumerate(names)}
         unknown = sorted({name for labels in sets for name in labels} - number.keys())
         if unknown:
-            raise MismatchError(f"label {unknown[0]!r} is not among the {len(names)} given names; add it")
+            raise MismatchError(f"label {unknown[0]!r} is not among the {len(names)} names; add it")
         if not multi and all(sets):
             return cls(np.array([number[labels[0]] for labels in sets], np.int64), names)
         values = np.zeros((len(sets), len(names)), bool)
@@ -172,7 +174,9 @@ def require_differences(labels: Labels, pairs: bool = True) -> None:
 def require_comparable(query: Labels, database: Labels) -> None:
     """Refuse labels whose class numbers have different meanings."""
     if query.multi != database.multi:
-        raise MismatchError("one side has single labels and the other label sets; give both in the same form")
+        raise MismatchError(
+            "queries have single labels and the database label sets, or the reverse; give both in the same form"
+        )
     if query.multi and query.n_classes != database.n_classes:
         raise MismatchError(
             f"query labels have {query.n_classes} columns and database labels {database.n_classes};"

@@ -1,10 +1,10 @@
-"""Protocols: which rows of a source are trained on, which are queries, which are searched, and MAP's cut-off `topk`.
+"""Protocols: which rows of a source are training rows, queries and database, and the cut-off `topk` of MAP.
 
 A protocol is saved as one JSON file with a hash of its rows, which shows that two results come from the same split.
 
 "100 images per label", where an image may have several: from the rarest label to the most frequent, 100 images are
-drawn among those that have the label and are not yet drawn. So 100 for each of 21 labels are exactly 2,100 images. The
-paper leaves this open.
+drawn from those that have the label and have not been drawn yet. So 100 for each of 21 labels make exactly 2,100
+images. The paper leaves this open.
 """
 
 from __future__ import annotations

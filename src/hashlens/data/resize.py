@@ -1,7 +1,7 @@
 """Every image reaches a network as its centre square, scaled to the network's size with Pillow's bicubic filter.
 
-This is all that happens between decoding (`images.py`) and the numbers that a network is given
-(`features/networks/normalise.py`); an image that already has the size is not changed.
+Nothing else happens between decoding (`images.py`) and the numbers that a network gets
+(`features/networks/normalise.py`); an image that already has the right size is not changed.
 
 Compiled kernels scale several times as fast as Pillow. They read its pixels where they are and take its own weights, in
 its own fixed point, so that every byte is the same; what they cannot do, Pillow does.

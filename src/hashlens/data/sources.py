@@ -230,12 +230,12 @@ def open_source(
     quirk: str | None = None,
     progress: Progress | None = None,
 ) -> Source:
-    """Open anything of SOURCES, or a sequence of paths.
+    """Open anything listed in SOURCES, or a sequence of paths.
 
     Parameters
     ----------
     labels : "required" refuses a source without labels and leaves out images that lack one.
-    from_file : an archive of CIFAR-10 that was downloaded by hand.
+    from_file : an archive of CIFAR-10 that you downloaded.
     quirk : "transposed-test-batch": CIFAR-10 with its test batch mirrored along the diagonal, as in the authors' code.
     """
     from hashlens.data.kinds.list import open_paths
@@ -267,7 +267,7 @@ def open_source(
     for option, value in options.items():
         if value and option not in kind.takes:
             takers = [name for name in SOURCES if option in kind_named(name).takes]
-            raise UsageError(f"{option} can only be given for {' and '.join(takers)}, not for {text}; leave it out")
+            raise UsageError(f"{option} is only for {' and '.join(takers)}, not for {text}; omit it")
     found = kind.open(asked)
     found.address = absolute(source)
     return _finish(found, name, labelled)
@@ -409,7 +409,7 @@ def make_protocols(source: Source, name: str | None = None, seed: int = 0, split
 def readable(source: Source, progress: Progress | None = None, again: bool = False) -> Source:
     """The source without the images that cannot be decoded, so that none can stop a run halfway.
 
-    Good files are remembered in the cache and not decoded again, unless `again`, until their size or times change.
+    Good files are remembered in the cache and not decoded again until their size or times change, unless `again`.
     """
     from hashlens.data.images import MAX_PIXELS, FileImages
     from hashlens.machine import blocks, work_ahead

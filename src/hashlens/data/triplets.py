@@ -119,10 +119,13 @@ def split_triplets(
     place[train] = np.arange(len(train))
     inside = (place[given] >= 0).all(1)
     if not inside.all():
-        say(f"note: triplets left out because an image is not for training: {(~inside).sum():,} of {len(given):,}")
+        say(
+            f"note: triplets left out because they name images outside the training set: {(~inside).sum():,} of"
+            f" {len(given):,}"
+        )
     given = given[inside]
     if len(given) < 2:
-        raise DataError("fewer than two triplets are left to train on; name images of the training part of the split")
+        raise DataError("fewer than two triplets are left to train on; name training images of the split")
     held = np.zeros(len(given), bool)
     held[np.random.default_rng(seed).permutation(len(given))[: min(HELD_OUT, max(1, len(given) // 10))]] = True
     return place[given[~held]], given[held]

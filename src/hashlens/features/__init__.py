@@ -1,1 +1,1 @@
-"""Features: images in, a row of numbers for each out. What methods on fixed features learn from."""
+"""Features: images in, a row of numbers for each out; methods on fixed features learn from them."""

@@ -1,4 +1,4 @@
-"""Batches of features in, one array out, computed once: then it is mapped from a file in the cache and checked."""
+"""Cache: batches of features in, one array out; computed once, later mapped from a file in the cache and checked."""
 
 import re
 from collections import deque

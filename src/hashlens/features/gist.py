@@ -1,4 +1,4 @@
-"""GIST: images in, 512 numbers for each out: how much of each scale and orientation is in which part.
+"""GIST: images in, 512 numbers for each out, which say how much of each scale and orientation each part has.
 
 A. Oliva and A. Torralba, "Modeling the shape of the scene: a holistic representation of the spatial envelope",
 International Journal of Computer Vision, 2001. The grey image's contrast is evened out, then 32 Gabor filters are

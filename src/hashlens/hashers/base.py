@@ -76,8 +76,8 @@ class Declared:
 class Hasher(Declared, ScikitLearn):
     """A method writes `_fit`, `_project`, `_state` and `_restore`; everything else is here, once.
 
-    A method is a dataclass: its settings are fields, which the constructor stores and does nothing else (scikit-learn's
-    convention, so `clone` and `get_params` work). What is learned ends in an underscore.
+    A method is a dataclass: its settings are fields, which the constructor only stores (scikit-learn's convention, so
+    `clone` and `get_params` work). Names of learned attributes end in an underscore.
     """
 
     name: ClassVar[str] = "hasher"  # its row in METHODS; by default the name of the class in lower case
@@ -89,7 +89,7 @@ class Hasher(Declared, ScikitLearn):
     n_bits: int = field(default=48, kw_only=False, metadata=setting(48, "code length in bits", low=1).metadata)
     random_state: int = setting(0, "seed of everything random in fit", low=0)
     second_bits: int = setting(
-        0, "length of a second code, of the features under the hash layer, that orders equal distances; 0: none", low=0
+        0, "length of a second code, from the features under the hash layer, that orders ties; 0: none", low=0
     )
 
     def __init_subclass__(cls, **how: Any) -> None:
@@ -102,7 +102,7 @@ class Hasher(Declared, ScikitLearn):
 
     @classmethod
     def preset(cls, name: str | None, n_bits: int, n_train: int = 5_000) -> Self:
-        """With its default settings or, for "published", those of its paper."""
+        """The method with its default settings or, for "published", with its paper's."""
         if name is None:
             return cls(n_bits)
         published: Any = getattr(cls, "published", None)
@@ -134,8 +134,8 @@ class Hasher(Declared, ScikitLearn):
     ) -> Self:
         """Learn from images or features X and, where the method is supervised, labels y.
 
-        Images that come with labels (a torch Dataset or DataLoader, a Source) need no y. Training of networks writes
-        its checkpoints to the folder `run` and asks `stop` after each step; other methods take seconds or minutes and
+        Images that come with labels (a torch Dataset or DataLoader, a Source) need no y. Methods that train a network
+        write checkpoints to the folder `run` and ask `stop` after each step; other methods take seconds or minutes and
         do neither.
         """
         self._refuse_wrong_use(unknown)
@@ -164,7 +164,7 @@ class Hasher(Declared, ScikitLearn):
         """Before anything learned earlier is touched."""
         for name in unknown:
             if name in {one.name for one in describe(type(self))}:
-                raise UsageError(f"'{name}' is a setting; give it to {type(self).__name__}(...), not to fit")
+                raise UsageError(f"'{name}' is a setting; pass it to {type(self).__name__}(...), not to fit")
             fits = [vars(cls)["fit"] for cls in type(self).__mro__ if "fit" in vars(cls)]
             keys = {key for fit in fits for key in signature(fit).parameters}
             known = sorted(keys - {"self", "X", "y", "how", "unknown"})
@@ -220,7 +220,7 @@ class Hasher(Declared, ScikitLearn):
         return self.encode(X).signs()
 
     def score(self, X: Any, y: Any) -> float:
-        """MAP with each row as a query to all others; among rows at the same distance, the mean over all orders."""
+        """Tie-aware MAP with each row as a query and all others as the database."""
         from hashlens.results.metrics import MapDefinition, evaluate_ranking
 
         codes, labels = self.encode(X), Labels.of(y)
@@ -264,9 +264,9 @@ class Hasher(Declared, ScikitLearn):
 
     @classmethod
     def load(cls, folder: str | Path, **given: Any) -> Self:
-        """The hasher that `save` wrote to `folder`; `given` are settings that cannot be saved: an own backbone.
+        """The hasher that `save` wrote to `folder`; `given` are settings that cannot be saved: your own backbone.
 
-        The files may come from a stranger: all that they say is checked before it is used.
+        The files may come from a stranger, so everything in them is checked before use.
         """
         from safetensors import SafetensorError
         from safetensors.numpy import load as load_arrays
@@ -385,7 +385,7 @@ class Hasher(Declared, ScikitLearn):
     def _validate(self, X: Any) -> Any:
         """Features as a finite float array (n, d)."""
         if sparse.issparse(X):
-            raise DataError("the features are a sparse matrix, which no method reads; give X.toarray()")
+            raise DataError("the features are a sparse matrix, which no method reads; pass X.toarray()")
         X = np.asarray(X)
         if X.ndim != 2 or X.dtype.kind not in "fiub" or X.size == 0:
             what = f"an array of shape {X.shape} and type {X.dtype}"

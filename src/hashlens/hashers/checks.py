@@ -1,4 +1,4 @@
-"""What every method must do, as small checks. They run on each row of METHODS, and by `check_hasher` on your class."""
+"""What every method must do, as small checks of each row of METHODS and, with `check_hasher`, of your class."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,9 +20,9 @@ Make = Callable[..., Hasher]  # a new hasher of 12 bits; with learning=True, one
 
 
 def check_hasher(hasher: type[Hasher] | Hasher, **settings: Any) -> None:
-    """Raise an AssertionError that says what a class of yours, or an instance of it, gets wrong, if anything.
+    """Check a class of yours, or an instance of it; an AssertionError says what it gets wrong.
 
-    Each check fits a few times, with 12 bits on 200 rows of 16 features: pass `settings` that make that quick.
+    Each check fits a few times, with 12 bits on 200 rows of 16 features: pass `settings` that make this fast.
     """
     cls = hasher if isinstance(hasher, type) else type(hasher)
     if isinstance(hasher, Hasher):

@@ -5,10 +5,10 @@
 
 Labels are class numbers (n,) or 0/1 columns (n, c), tensors or arrays. `loss.figures` describes the last call. A loss
 that learns (DLBHC, DSCH, DRSCH) has parameters for the optimizer. A loss that remembers the training set (CNNH, DPSH
-with a memory, DTSH's published sampling) is also given the `rows` of the batch. Call `loss.begin_epoch(epoch, epochs)`
-where a loss changes during training (DPSH, DSCH, DRSCH); elsewhere it does nothing.
+with a memory, DTSH's published sampling) also needs the `rows` of the batch. Call `loss.begin_epoch(epoch, epochs)` for
+a loss that changes during training (DPSH, DSCH, DRSCH); for others it does nothing.
 
-Each loss is next to its method, in deep/; what several share is here.
+Each loss is next to its method, in deep/; what several losses share is here.
 """
 
 from typing import Any

@@ -67,13 +67,13 @@ METHODS: dict[str, Method] = {
     "dh-supervised": Method(
         "deep.deep_hashing:SupervisedDeepHashing",
         LABELLED,
-        "dh with pairs of one class drawn together and others apart",
+        "dh, with pairs of one class drawn together, others apart",
         "Liong et al., CVPR 2015",
     ),
     "lsh": Method("shallow.lsh:LSH", FEATURES, "signs of random projections", "Andoni, FOCS 2006; Charikar, STOC 2002"),
     "sikh": Method("shallow.sikh:SIKH", FEATURES, "random cosines of a kernel", "Raginsky, Lazebnik, NIPS 2009"),
     "sh": Method("shallow.sh:SH", FEATURES, "slowest waves along principal directions", "Weiss et al., NIPS 2008"),
-    "bre": Method("shallow.bre:BRE", FEATURES, "distances of codes rebuild those of features", "Kulis, NIPS 2009"),
+    "bre": Method("shallow.bre:BRE", FEATURES, "codes whose distances rebuild those of features", "Kulis, NIPS 2009"),
     "itq": Method("shallow.itq:ITQ", FEATURES, "principal directions, rotated for the sign", "Gong, CVPR 2011"),
     "isohash": Method("shallow.isohash:IsoHash", FEATURES, "rotated to equal variance", "Kong, Li, NIPS 2012"),
     "agh": Method("shallow.agh:AGH", FEATURES, "eigenvectors of an anchor graph", "Liu et al., ICML 2011"),
@@ -81,7 +81,9 @@ METHODS: dict[str, Method] = {
     "sgh": Method("shallow.sgh:SGH", FEATURES, "kernel codes that factorise a graph", "Jiang, Li, IJCAI 2015"),
     "ccaitq": Method("shallow.itq:CCAITQ", LABELLED, "ITQ on directions correlated with labels", "Gong, CVPR 2011"),
     "splh": Method("shallow.splh:SPLH", LABELLED, "bits that correct the bits before them", "Wang et al., ICML 2010"),
-    "mlh": Method("shallow.mlh:MLH", LABELLED, "a bound on a hinge of distances", "Norouzi, Fleet, ICML 2011"),
+    "mlh": Method(
+        "shallow.mlh:MLH", LABELLED, "upper bound on a hinge of Hamming distances", "Norouzi, Fleet, ICML 2011"
+    ),
     "ksh": Method("shallow.ksh:KSH", LABELLED, "kernel bits that fit the pairwise labels", "Liu et al., CVPR 2012"),
     "lfh": Method("shallow.lfh:LFH", LABELLED, "latent factors of the pairwise labels", "Zhang et al., SIGIR 2014"),
     "fasth": Method("shallow.fasth:FastH", LABELLED, "bits by graph cuts, boosted trees", "Lin et al., CVPR 2014"),
@@ -105,9 +107,9 @@ def make_hasher(name: str, **params: Any) -> Hasher:
 
 
 def load(folder: str | Path, **given: Any) -> Hasher:
-    """The hasher that `save` wrote to `folder`, whatever its method; `given` as in `Hasher.load`.
+    """The hasher that `save` wrote to `folder`, of any method; `given` as in `Hasher.load`.
 
-    A class of your own must have been imported: nothing is imported because a file names it.
+    Import a class of your own first: nothing is imported because a file names it.
     """
     try:
         config = ModelFolder(Path(folder)).config()
@@ -116,7 +118,7 @@ def load(folder: str | Path, **given: Any) -> Hasher:
         raise
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{folder} is not a hashlens model (config.json is missing or damaged); give the folder 'model' of a run"
+            f"{folder} is not a hashlens model (config.json is missing or damaged); pass the folder 'model' of a run"
         ) from error
     if method in METHODS and path.startswith("hashlens."):
         return hasher_class(method).load(folder, **given)

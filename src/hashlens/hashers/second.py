@@ -1,7 +1,7 @@
-"""The second code: the features under a hash layer in, a projection out whose signs are a longer code of an image.
+"""The second code: features under a hash layer in, a projection out whose signs are a longer code of an image.
 
-It is ITQ, fitted without labels: it keeps what the features know of an image, where the first code keeps what the
-labels asked for. So it tells images apart that have the same first code, and serves classes that were not learned from.
+It is ITQ, fitted without labels: it keeps what the features know about an image, while the first code keeps what the
+labels asked for. So it tells apart images with the same first code, and works for unseen classes.
 """
 
 import numpy as np

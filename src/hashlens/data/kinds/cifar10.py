@@ -1,7 +1,7 @@
 """CIFAR-10: 60,000 images of 32 x 32 in 10 classes, from the cache, an archive or a download.
 
-They are in canonical order: the five training batches, then the test batch. Pixels and labels are always compared with
-the checksums below, those of the authors' binary release.
+The order is canonical: the five training batches, then the test batch. Pixels and labels are always compared with the
+checksums below, which are those of the authors' binary release.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""A folder: all images below it, sorted by path; the class of an image is the first folder below, at any depth.
+"""A folder: all images below it at any depth, sorted by path; the class of an image is its first folder.
 
 Hidden files and folders of the system are ignored (formats.py). Other kinds find their files with these functions.
 """

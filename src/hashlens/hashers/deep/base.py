@@ -44,7 +44,8 @@ class DeepHasher(Hasher):
 
     head: str = setting("linear", "hash layer on top of the backbone; paper: linear", choices=HEADS)
     backbone: str | nn.Module = setting(
-        "auto", "network below the hash layer, or an own nn.Module; auto: efficientnet-lite0, small-cnn for tiny images"
+        "auto",
+        "network below the hash layer, or your own nn.Module; auto: efficientnet-lite0, or small-cnn for tiny images",
     )
     weights: str | None = setting(None, "file with the weights of a backbone that cannot be downloaded")
     image_size: int | None = setting(None, "image side in pixels; none: what suits the backbone", low=8)
@@ -90,7 +91,7 @@ class DeepHasher(Hasher):
             return super()._validate(X).astype(np.float32)
         images = as_images(X)
         if len(images) == 0:
-            raise DataError("there are no images; give at least one")
+            raise DataError("there are no images; pass at least one")
         return images
 
     def _fit(
@@ -275,7 +276,7 @@ class DeepHasher(Hasher):
         conform(config["n_features"], whole(1, max([1, *(n for array in arrays.values() for n in array.shape)])))
         if str(self.backbone_).startswith(OWN) and not isinstance(self.backbone, nn.Module):
             raise UsageError(
-                f"this model was trained on a module of its user's own ({self.backbone_.removeprefix(OWN)}); load it"
+                f"this model was trained with its user's own module ({self.backbone_.removeprefix(OWN)}); load it"
                 f" with {type(self).__name__}.load(folder, backbone=module)"
             )
         if "probe" in arrays:

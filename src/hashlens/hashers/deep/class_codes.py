@@ -1,6 +1,6 @@
 """Codes of classes in closed form: features and labels in, one code per class that follows the geometry of the classes.
 
-Classes that look alike get codes that are near each other, and yet no two codes are nearer than a few bits.
+Classes that look alike get codes near each other, but any two codes differ in at least a few bits.
 """
 
 import numpy as np

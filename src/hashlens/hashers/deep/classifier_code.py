@@ -1,4 +1,4 @@
-"""ClassifierCode, the sceptical baseline: class scores of an image in, the fixed code of its class out."""
+"""ClassifierCode, the sceptic's baseline: class scores of an image in, the fixed code of its class out."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ class ClassifierCode(DeepHasher):
     """A plain classifier; the code of an image is that of its predicted class.
 
     After A. Sablayrolles, M. Douze, N. Usunier, H. Jegou, "How Should We Evaluate Supervised Hashing?", ICASSP 2017,
-    who show that under the usual protocol, where the queries are of classes seen in training, encoding a classifier's
-    answer scores higher than the supervised hashing of its time. It is here for that reason: a method that does not
-    beat it on the same network has only shown that the network can classify. It is not meant for use: images of classes
-    never seen in training get the codes of other classes.
+    who show that under the usual protocol, with queries of classes seen in training, encoding a classifier's answer
+    scores higher than the supervised hashing methods of its time. That is why it is here: a method that does not beat
+    it on the same network has only shown that the network can classify. It is not meant for use: images of unseen
+    classes get the codes of other classes.
 
     Minimises the cross-entropy of softmax(z) and the class for the class scores z of the network. Classes get codes of
     n_bits before training: one after the other, the candidate among 256 random codes that is farthest from its

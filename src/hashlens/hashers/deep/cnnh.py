@@ -1,4 +1,4 @@
-"""CNNH, convolutional neural network hashing: labels in, codes that factorise them out; then a network learns those."""
+"""CNNH, convolutional neural network hashing: labels in, codes that factorise them out, which a network learns."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from hashlens.settings import setting
 
 
 class CNNH(DeepHasher):
-    """Supervised hashing by learning codes first and then a network that predicts them.
+    """Supervised hashing that learns codes first and then a network that predicts them.
 
     R. Xia, Y. Pan, H. Lai, C. Liu, S. Yan, "Supervised Hashing for Image Retrieval via Image Representation Learning",
     AAAI 2014.

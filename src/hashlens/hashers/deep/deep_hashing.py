@@ -65,15 +65,15 @@ class DeepHashing(FeatureNetwork):
 
 
 class SupervisedDeepHashing(DeepHashing):
-    """Deep hashing with labels ("SDH" in its paper, a name that Supervised Discrete Hashing has here).
+    """Deep hashing with labels ("SDH" in its paper; here that name means Supervised Discrete Hashing).
 
     V. E. Liong, J. Lu, G. Wang, P. Moulin, J. Zhou, "Deep Hashing for Compact Binary Codes Learning", CVPR 2015.
 
     As DeepHashing, with one more term inside the second: alpha times the mean of |h - h'|^2 over pairs of rows that
     share no label, minus the mean over pairs that share one.
 
-    Differences from the paper: as in DeepHashing; and the pairs are those of a batch. lambda1 and lambda2 are larger,
-    without which the labels hardly count.
+    Differences from the paper: as in DeepHashing; and pairs are formed inside a batch. lambda1 and lambda2 are larger,
+    because otherwise the labels hardly count.
     """
 
     name = "dh-supervised"

@@ -28,7 +28,7 @@ class DPSH(DeepHasher):
     is paired with the remembered outputs of the whole training set, itself included, and the gradient goes through
     the batch only. Similar pairs together weigh as much as the others, and the hash layer learns on centred
     features: with a hundred classes one pair in a hundred is similar, and in a few epochs, instead of the authors' 150,
-    all outputs would only move away from each other. `published` has neither.
+    all outputs would only move away from each other. `published` does neither.
     """
 
     eta: float = setting(
@@ -38,7 +38,10 @@ class DPSH(DeepHasher):
         search=(0.1, 1000.0),
     )
     memory_from: float = setting(
-        0.0, "fraction of training before outputs of the whole set are remembered; authors' code: 0", low=0, high=1
+        0.0,
+        "fraction of training after which pairs are with remembered outputs of the whole set; authors' code: 0",
+        low=0,
+        high=1,
     )
     balance: bool = setting(True, "give similar and dissimilar pairs the same total weight; paper: false")
     centre: bool = setting(True, "learn a linear hash layer on centred features; paper: false")

@@ -59,10 +59,10 @@ class DTSH(DeepHasher):
     Differences from the paper: the backbone is EfficientNet-Lite and its leading blocks stay frozen; AdamW with a
     one-cycle schedule; horizontal flips. The likelihood is a mean over triplets, not a sum. With
     sampling="published" the gradient is that of the authors' code up to a constant (see `DTSHBankLoss`). With
-    sampling="class-codes" the positive and the negative of a triplet are codes of classes, which are computed first,
-    follow the geometry of the classes and stay fixed, theta is tanh(u) . code / 2, and the hash layer starts as a
-    regression (see class_codes.py): with many classes, a batch has few pairs of one class. Where every image has one
-    label, a longer code is learned then, from which the bits are written (see `FromLongCode`).
+    sampling="class-codes", made for many classes, where a batch has few pairs of one class, the positive and the
+    negative of a triplet are codes of classes. These are computed first, follow the geometry of the classes and stay
+    fixed; theta is tanh(u) . code / 2, and the hash layer starts as a regression (see class_codes.py). If every image
+    has one label, a longer code is then learned, from which the bits are derived (see `FromLongCode`).
     """
 
     alpha: float | None = setting(None, "margin in bits; none: the paper's n_bits / 2", low=0, search=(2.0, 48.0))
@@ -75,23 +75,25 @@ class DTSH(DeepHasher):
     sampling: str = setting(
         "auto",
         "in-batch: all triplets inside the batch, gradient through all three; class-codes: every image with the code of"
-        " its class and those of all other classes; auto: in-batch with few classes, class-codes with many; published:"
-        " the authors' code, drawn from remembered outputs, gradient through the query only",
+        " its class and the codes of all other classes; auto: in-batch with few classes, class-codes with many;"
+        " published: as in the authors' code, drawn from remembered outputs, gradient through the query only",
         choices=("auto", "in-batch", "class-codes", "published"),
         search=["in-batch", "class-codes"],
     )
     long_bits: int | None = setting(
         None,
-        "with class codes and one label per image: a code of so many bits is learned, from which the n_bits are"
-        " written; 0: they are learned themselves; none: 256, or 512 on fixed features",
+        "with class codes and one label per image: length of a longer code that is learned, from which the n_bits are"
+        " derived; 0: learn the n_bits directly; none: 256, or 512 on fixed features",
         low=0,
         high=MOST_LONG,
     )
-    apart: int | None = setting(None, "bits between the codes of any two classes; none: n_bits / 6", low=1)
+    apart: int | None = setting(
+        None, "minimum distance in bits between the codes of two classes; none: n_bits / 6", low=1
+    )
     spare_bits: int = setting(
         0,
-        "with triplets formed inside the batch: the last bits of the code are ITQ of the features instead of learned,"
-        " for classes that were not learned from",
+        "with triplets formed inside the batch: number of last bits that are ITQ of the features instead of learned,"
+        " for unseen classes",
         low=0,
     )
 
@@ -142,7 +144,7 @@ class DTSH(DeepHasher):
             usual = LONG_FIXED if self._choose_backbone(X) == "none" else LONG
             self.n_classes_, self.long_bits_ = labels.n_classes, max(self.n_bits, self.long_bits or usual)
         if self.sampling == "auto" and isinstance(labels, Labels):
-            formed = "inside each batch" if self.sampling_ == "in-batch" else "with the codes of classes"
+            formed = "inside each batch" if self.sampling_ == "in-batch" else "with class codes"
             n_classes = counted(int((labels.counts() > 0).sum()), "class")
             Progress.of(how.get("progress", False)).say(f"{n_classes}: triplets are formed {formed}")
         self.spare_bits_ = self._spare_for(labels)
@@ -152,7 +154,7 @@ class DTSH(DeepHasher):
         if self.spare_bits and (self.sampling_ != "in-batch" or self.head != "linear"):
             raise UsageError("spare_bits needs sampling='in-batch' and a linear hash layer; set it to 0")
         if self.spare_bits >= self.n_bits:
-            raise UsageError(f"spare_bits is {self.spare_bits}, which leaves none of {self.n_bits} bits to be learned")
+            raise UsageError(f"spare_bits is {self.spare_bits}, which leaves none of the {self.n_bits} bits to learn")
         return self.spare_bits
 
     def _sampling_for(self, labels: Any) -> str:

@@ -1,8 +1,8 @@
 """DTSH as in its well-known PyTorch port: the settings of each of its differences from the released code.
 
-The port that most later comparisons use differs from the authors' released code in six ways. Four of them are settings
-of DTSH (`port_settings`); the other two are here. It is not a method and has no row in METHODS: it exists for the
-ablation that asks how much of the difference between published numbers comes from the port.
+The port that most later comparisons use differs from the authors' released code in six ways. Four are settings of DTSH
+(`port_settings`); the other two are here. This is not a method and has no row in METHODS: it exists for the ablation
+that asks how much of the difference between published numbers comes from the port.
 """
 
 from dataclasses import replace

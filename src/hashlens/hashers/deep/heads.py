@@ -10,7 +10,7 @@ from torch import nn
 HEADS = {
     "linear": "one linear layer, as in the paper",
     "layers": "two linear layers with a ReLU between them",
-    "divide-and-encode": "each bit sees 50 values of its own, as in NINH",
+    "divide-and-encode": "each bit sees its own 50 values, as in NINH",
 }
 HASH_LAYER_STD = 0.01
 HIDDEN = 1024  # units between the two layers
@@ -71,7 +71,7 @@ class Standardised(nn.Linear):
 
 
 class FromLongCode(nn.Module):
-    """A longer code is learned, and the bits are written from it: W tanh(u) + PULL sum_c p_c code_c.
+    """A longer code is learned, and the bits are derived from it: W tanh(u) + PULL sum_c p_c code_c.
 
     p is the softmax of how well tanh(u) agrees with the long codes of the classes, code_c is the short code of class c,
     and W the regression of the short codes on the long ones. In few bits the codes of many classes are crowded, so

@@ -1,4 +1,4 @@
-"""Semantic Hashing: features in, the few units in the middle of an autoencoder out as bits."""
+"""Semantic Hashing: features in, the few units in the middle of an autoencoder out, as bits."""
 
 from typing import Any
 

@@ -1,9 +1,9 @@
-"""Training: a network, a loss and inputs in, trained weights and a history out. The only training loop.
+"""Training, in the only training loop: a network, a loss and inputs in, trained weights and a history out.
 
 The random numbers of a step depend only on the seed, the epoch and the step, and the learning rate on the position in
 training. So a run that was stopped and resumed takes the same steps as one that was not, bit for bit on the CPU, and
-several ranks (ranks.py), each of which computes the outputs of a part of a batch, take those of one process. No score
-is computed during training and no epoch is chosen afterwards: the model is the one at the end.
+several ranks (ranks.py), each of which computes the outputs of a part of a batch, take the same steps as one process.
+No score is computed during training and no epoch is chosen afterwards: the model is the one at the end.
 """
 
 import json
@@ -53,10 +53,10 @@ POSITION = {  # as a checkpoint has it
 
 @dataclass(frozen=True)
 class Training:
-    """How to train; the defaults are ours, made for a pretrained network on a CPU. None: what suits the method."""
+    """How to train. The defaults are ours, for a pretrained network on a CPU; None: what suits the method."""
 
     epochs: int | None = setting(None, "training epochs; none: 4 to 40, by the number of images in total", low=1)
-    images: int | None = setting(None, "images in total over all epochs, where epochs is none", low=1)
+    images: int | None = setting(None, "total images over all epochs, if epochs is none", low=1)
     batch_size: int = setting(64, "images per step", low=2)
     last_batch: str = setting(
         "spread", "spread a short last batch over the epoch's others, or keep it", choices=("spread", "keep")
@@ -68,18 +68,20 @@ class Training:
     schedule: str = setting("one-cycle", "learning rate schedule", choices=("one-cycle", "step"))
     step_epochs: int = setting(20, "epochs between steps of the step schedule", low=1)
     step_factor: float = setting(2 / 3, "factor of each step of the step schedule", above=0)
-    flip: bool | None = setting(None, "train on mirrored images too; none: unless the backbone is for digits")
+    flip: bool | None = setting(None, "train on mirrored images too; none: yes, unless the backbone is for digits")
     mirror: bool = setting(False, "average each image with its mirror image: 2x slower, more accurate")
-    windows: int = setting(0, "extra random crops per training image, for frozen blocks: slower, more accurate", low=0)
-    shift: int = setting(0, "largest random shift in pixels; only where no block is frozen", low=0)
+    windows: int = setting(
+        0, "extra random crops per training image, if blocks are frozen: slower, more accurate", low=0
+    )
+    shift: int = setting(0, "largest random shift in pixels; only if no block is frozen", low=0)
     adapt: float | None = setting(
         None,
-        "share of training in which batch norms use the statistics of the batch; afterwards those are frozen",
+        "fraction of training in which batch norms use the statistics of the batch; afterwards these are frozen",
         low=0,
         high=1,
     )
     mixup: float | None = setting(
-        None, "train on mixtures of two images and their labels, in shares drawn from Beta(mixup, mixup)", low=0
+        None, "train on mixtures of two images and their labels, with shares drawn from Beta(mixup, mixup)", low=0
     )
     precision: str = setting(
         "auto",
@@ -160,7 +162,8 @@ def train(
     how = training.completed(RECIPE)
     if how.mixup and not loss.mixes:
         raise UsageError(
-            f"{type(loss).__name__} compares images with each other, so mixtures of two mean nothing to it; omit mixup"
+            f"{type(loss).__name__} compares images with each other, so it cannot use mixtures of two images; omit"
+            " mixup"
         )
     n = len(inputs)
     epochs = how.n_epochs(n)

@@ -150,7 +150,7 @@ def _draw(positives: np.ndarray, negatives: np.ndarray, query: int, rng: np.rand
 
 
 class DTSHTripletLoss(_RememberingLoss):
-    """Likelihood of given triplets of rows, all three of which are rarely in one batch.
+    """Likelihood of given triplets of rows, whose three images are rarely in one batch.
 
     Every triplet with an image in the batch counts. Images outside the batch are represented by their remembered
     outputs, which have no gradient. Triplets with an image that has not been seen yet are left out.

@@ -18,8 +18,8 @@ class AGH(AnchorGraphHasher):
 
     Differences from the paper: only the constant eigenvector is left out, not all whose eigenvalue is near 1 (as in the
     released code): in a graph of several components these separate the components. Where the graph has fewer
-    eigenvectors than are needed (few anchors), random rotations of them follow. Where the first bit separates
-    no neighbours at all, every second cut is equally good, and both sides are cut at their means. There are up to 800
+    eigenvectors than needed (few anchors), random rotations of them follow. Where the first bit separates no neighbours
+    at all, every second cut is equally good, and both sides are cut at their means. There are up to 800
     anchors; `published` has the paper's 300.
     """
 

@@ -104,7 +104,7 @@ def graph_eigenvectors(Z: sparse.csr_array, n_vectors: int) -> tuple[np.ndarray,
     r = int((values > NOISE).sum())
     if r == 0:
         raise DataError(
-            "all rows have the same anchors, so the graph cannot tell them apart; give features that vary more"
+            "all rows have the same anchors, so the graph cannot tell them apart; pass features that vary more"
         )
     r = min(r, n_vectors)
     values, vectors = values[:r], vectors[:, :r]

@@ -1,4 +1,4 @@
-"""ShallowHasher: what all methods on fixed features share. Images are turned into features first."""
+"""ShallowHasher: what all methods on fixed features share. It turns images into features first."""
 
 from typing import Any, ClassVar, Self
 
@@ -61,7 +61,7 @@ class ShallowHasher(Hasher):
 
     def _learn(self, X: np.ndarray, labels: Labels | None, **how: Any) -> Self:
         if not (X - X[0]).any():
-            raise DataError("all rows of features are equal: there is nothing to learn; give features that vary")
+            raise DataError("all rows of features are equal, so there is nothing to learn; pass features that vary")
         super()._learn(X, labels)
         self._learn_second(X)
         self.n_features_in_ = X.shape[1]

@@ -30,8 +30,8 @@ class FastH(ShallowHasher):
     and their prediction is bit r.
 
     Differences from the paper: z starts with one sign for half of the classes and the other for the rest, drawn anew
-    for each bit, and not with one sign for all, so that a bit is useful even where the earlier ones have already
-    separated all pairs; the bytes of a feature are its quantiles; nodes split by Gini impurity; 500 trees
+    for each bit, not with one sign for all, so that a bit is useful even if the earlier ones have already separated all
+    pairs; the bytes of a feature are its quantiles; nodes split by Gini impurity; 500 trees
     per bit, where `published` has the paper's 200.
     """
 

@@ -17,7 +17,7 @@ class IsoHash(LinearHasher):
     nearest Z to T, alternating. Rotated by Q, all directions have the variance a.
 
     Differences from the paper: where there are fewer features than bits, which the paper does not treat, the variances
-    are filled up with zeros before they are rotated.
+    are padded with zeros before they are rotated.
     """
 
     supervised = False

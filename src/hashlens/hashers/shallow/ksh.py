@@ -23,9 +23,9 @@ class KSH(KernelHasher):
     spectral relaxation and of gradient steps from there, with tanh(z / 2) for the sign, is kept.
 
     Differences from the paper: up to 3,000 training rows are anchors, the kernel is narrower and K^T K has a larger
-    ridge, which with many classes matters most; `published` has 1,000 anchors, with which the figures that others
-    report for KSH on CIFAR-10 are reached, and the paper's width. All training rows are labelled, where the paper takes
-    1,000 or 2,000 of them. R is never formed, because its products follow from sums over rows with the same labels.
+    ridge, which matters most with many classes; `published` has 1,000 anchors, which reproduce the figures that others
+    report for KSH on CIFAR-10, and the paper's width. All training rows are labelled, where the paper takes 1,000 or
+    2,000. R is never formed, because its products follow from sums over rows with the same labels.
     Steps are taken on whitened K, where tens of steps do what hundreds do on K, and the best one is kept, not the last.
     With no more rows than anchors nothing is drawn, and `random_state` changes nothing.
     """

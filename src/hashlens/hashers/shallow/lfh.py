@@ -29,8 +29,8 @@ class LFH(LinearHasher):
     every sigmoid 0 or 1. Where the rank of the features is below n_bits, factors start at random numbers instead.
     Training rows too are encoded by the regression, not by their factors. Similar pairs count as much as dissimilar
     ones in total, and an iteration pairs rows with up to 1,200 others instead of n_bits: with a hundred classes, few
-    rows would have a similar one among those, and the factors collapse. `published` has neither, and beta as in the
-    authors' code with a ridge, 100, that was chosen on held-out GIST of CIFAR-10.
+    rows would have a similar one among n_bits, and the factors would collapse. `published` does neither; it has beta as
+    in the authors' code and a ridge of 100, chosen on held-out GIST of CIFAR-10.
     """
 
     beta: float = setting(
@@ -41,7 +41,7 @@ class LFH(LinearHasher):
     )
     n_columns: int | None = setting(
         None,
-        "rows drawn per iteration, with which the others are paired; none: half, at most 1,200; paper: n_bits",
+        "rows drawn per iteration, which the others are paired with; none: half, at most 1,200; paper: n_bits",
         low=1,
     )
     balance: bool = setting(

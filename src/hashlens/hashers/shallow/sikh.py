@@ -20,7 +20,7 @@ class SIKH(LinearHasher):
     all uniform but r. Two items differ in a bit with a probability that depends on their kernel
     exp(-gamma |x - y|^2 / 2) alone and is never above 4 / pi^2.
 
-    Differences from the paper: x is taken from the training mean, which changes no probability; s is the mean over at
+    Differences from the paper: x is centred by the training mean, which changes no probability; s is the mean over at
     most 1,000 rows, each compared with all; with 50 rows or fewer the farthest row stands for the 50th neighbour, and
     where that many rows are equal, s is the root of the mean squared distance of two rows.
     """

@@ -26,7 +26,7 @@ class SPLH(LinearHasher):
     Differences from the paper: alpha and eta are scaled as said above. The part along earlier directions is removed
     only until a direction gains less than a fifth of the first one since; then X is whole again, while S is kept. In
     `published` that is after as many bits as labels can tell apart (classes less one), or as features have dimensions.
-    Without that, the following bits are left with directions in which classes do not differ: the MAP of those rows
+    Without that, later bits are left with directions in which classes do not differ: the MAP of those rows
     falls from 0.14 at 12 bits to 0.12 at 48, instead of rising from 0.16 to 0.22 (both with alpha 1 and eta 0.1).
     Directions are sought among those orthogonal to earlier ones even where the matrix has no positive eigenvalue left
     there.
@@ -34,7 +34,7 @@ class SPLH(LinearHasher):
 
     deterministic = True  # unless there are more rows than n_labelled
 
-    alpha: float = setting(1.0, "extra weight of the pairs that the previous bits got wrong", low=0, high=1)
+    alpha: float = setting(1.0, "extra weight of pairs that the earlier bits got wrong", low=0, high=1)
     eta: float = setting(0.01, "weight of the variance of all rows; 1: as much as the labelled pairs", low=0)
     restart: float | None = setting(
         0.2,
@@ -43,7 +43,7 @@ class SPLH(LinearHasher):
         low=0,
         high=1,
     )
-    n_labelled: int = setting(5_000, "rows whose pairs are formed, drawn at random; 5,000 need 100 MB", low=2)
+    n_labelled: int = setting(5_000, "rows drawn at random, whose pairs are formed; 5,000 need 100 MB", low=2)
 
     def _learn_projection(self, X: np.ndarray, labels: Labels) -> np.ndarray:
         rows = draw_rows(np.arange(len(X)), self.n_labelled, self.random_state)
