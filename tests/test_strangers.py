@@ -284,7 +284,7 @@ def test_a_model_cannot_claim_the_fingerprint_of_another(models, tmp_path):
     onnx.save(loaded, forged / "model.onnx")
     config = read_sealed(forged / "config.json")
     write_sealed(forged / "config.json", config | {"sha256": sha256(forged / "model.onnx")})
-    with pytest.raises(MismatchError, match=r"says that it is the model that made .* but it gives other codes"):
+    with pytest.raises(MismatchError, match=r"claims to be the model that made .* but makes other codes"):
         open_searcher(tmp_path / "index", forged)
 
 

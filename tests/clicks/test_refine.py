@@ -242,7 +242,7 @@ def test_what_is_not_better_is_not_taken(photos, rng, monkeypatch):
     click(index, 25, rng)
     monkeypatch.setattr("hashlens.clicks.refine.is_better", lambda *given: False)
     found = hashlens.refine(photos)
-    assert not found.changed and found.sentence.endswith("not surely better, so nothing was changed")
+    assert not found.changed and found.sentence.endswith("not clearly better, so nothing was changed")
     assert codes_of(IndexFolder.open(index.path)) == before and not (index.path / REFINED).exists()
 
 

@@ -105,7 +105,7 @@ def test_unreadable_images_are_skipped_and_counted(shallow, images, tmp_path, mo
     paths[3].unlink()
     result = export_onnx(shallow / "itq", tmp_path / "out", as_images(paths), QUIET)
     assert (result["n_images"], result["n_skipped"], result["n_crops"], result["same_model"]) == (4, 2, 6, True)
-    with pytest.raises(DataError, match=r"none of 2 can be read, first: not an image\); name others with --images"):
+    with pytest.raises(DataError, match=r"none of 2 can be read, first: not an image\); pass others with --images"):
         export_onnx(shallow / "itq", tmp_path / "no", as_images([paths[0], paths[3]]), QUIET)
     assert not (tmp_path / "no").exists()
 
@@ -260,7 +260,7 @@ def test_int8_on_features_and_what_is_measured_is_not_part_of_the_fingerprint(sh
 
 def test_int8_that_is_too_far_away_is_refused(model, images, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "ENOUGH_INT8", 1.01)
-    with pytest.raises(MismatchError, match=r"of the bits equal .* calibrate it with images like those"):
+    with pytest.raises(MismatchError, match=r"of the bits equal .* calibrate it with images like its"):
         export_onnx(model, tmp_path / "out", as_images(images[0]), QUIET, int8=True)
     assert not (tmp_path / "out").exists()
     with pytest.raises(DataError, match="at least two images"):

@@ -209,7 +209,7 @@ def test_an_engine_orders_ties_too(tmp_path):
     assert [hit["id"] for hit in answer["hits"]] == slowly(query, codes[kept], ids[kept], 15, "both")[1][0].tolist()
     assert answer["by"] == "both"
     assert searcher.search(query, 15)["by"] == "first"
-    with pytest.raises(UsageError, match="an engine holds the first codes alone"):
+    with pytest.raises(UsageError, match="an engine holds only first codes"):
         searcher.search(query, 15, by="second")
 
 

@@ -204,7 +204,7 @@ def test_the_model_must_be_that_of_the_index(made, tmp_path, monkeypatch):
     ]
     assert answers[0] == answers[1]
     with pytest.raises(
-        UsageError, match=r"was made with the model made .{8}…, which was not found; name its folder with --model"
+        UsageError, match=r"was made with the model made .{8}…, which was not found; pass its folder with --model"
     ):
         open_searcher(shutil.copytree(made.index, tmp_path / "far" / "index"))  # no models near it
     monkeypatch.chdir(made.model.parents[2])

@@ -125,7 +125,7 @@ def test_scopes(client):
         assert client.post("/v1/search", json={"id": 3}, headers=headers).status_code == 200
     for method, path in (("POST", "/v1/images"), ("DELETE", "/v1/images/3")):
         response = client.request(method, path, headers=bearer(READ))
-        assert response.status_code == 403 and "needs one with the scope write" in response.json()["detail"]
+        assert response.status_code == 403 and "needs a token with the scope write" in response.json()["detail"]
     assert client.get("/metrics").status_code == 401
 
 
@@ -425,7 +425,7 @@ def test_beyond_this_machine_only_with_a_token(hashlens):
     assert hashlens("serve", "nowhere", "--host", "0.0.0.0") == (
         2,
         "",
-        "error: 0.0.0.0 can be reached from the network: give --token (or --token-file), or let everyone in with"
+        "error: 0.0.0.0 can be reached from the network: pass --token (or --token-file), or let anyone in with"
         " --allow-anyone\n",
     )
     assert hashlens("serve", "nowhere", "--token", "short")[0] == 2

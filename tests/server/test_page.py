@@ -470,7 +470,7 @@ def test_what_cannot_be_searched_for(browser, made):
     assert browser.text("#error") == ""
     browser.give("drop", ("notes.pdf", b"text"))
     browser.until("document.querySelector('#error').textContent !== ''")
-    assert browser.count("#hits li") == 20 and "the search before" in browser.text("#status")
+    assert browser.count("#hits li") == 20 and "the previous search" in browser.text("#status")
 
 
 def test_nothing_near_enough(browser, served, searcher):

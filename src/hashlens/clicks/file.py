@@ -1,7 +1,7 @@
 """The file of clicks beside an index: (query, more, less) in, the same triplets out.
 
-clicks.csv has one triplet per line, by the paths of its images, so that `hashlens train --triplets` takes it too. Lines
-are only ever appended; one that a crash has cut short is left out.
+clicks.csv has one triplet per line, as paths of images, so `hashlens train --triplets` takes it too. Lines are only
+ever appended; a line that a crash cut short is left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def triplets_of(query: str, more: Sequence[str], less: Sequence[str]) -> list[Tr
         raise UsageError(f"at most {MAX_MARKS} images of each kind can be marked at once")
     named = [query, *more, *less]
     if len(set(named)) < len(named):
-        raise UsageError("an image is marked twice, or is the query itself; mark each image once")
+        raise UsageError("an image is marked twice, or is the query; mark each image once")
     if any("\n" in name or "\r" in name for name in named):
         raise UsageError("a file name with a line break cannot be kept in a list; rename the file")
     return [(query, near, far) for near in more for far in less]

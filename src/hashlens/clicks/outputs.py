@@ -65,7 +65,7 @@ def outputs_of(
     missing = np.flatnonzero(~known)
     if len(missing):
         require_room(index.path, u.nbytes, "the outputs of the model")
-        progress.say(f"encode  {counted(len(missing), 'image')}; what the model says of them is kept for the next time")
+        progress.say(f"encode  {counted(len(missing), 'image')}; the outputs of the model are kept for next time")
         done = 0
         try:
             reader = _reader(index, images)
@@ -97,7 +97,7 @@ def _require_all(listed: ListedImages) -> None:
     if listed.failed:
         row, why = min(listed.failed.items())
         raise DataError(
-            f"{shown(listed.names[row])} of the index cannot be read ({why}); if the images were moved, give their"
+            f"{shown(listed.names[row])} of the index cannot be read ({why}); if the images were moved, pass their"
             " folder with --images; if they are gone, remove them with: hashlens index sync"
         )
 

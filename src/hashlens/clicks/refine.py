@@ -1,12 +1,12 @@
-"""Refine: an index and the clicks on its results in, the same index with codes that agree with them better out.
+"""Refine: an index and the clicks on its results in, the same index with codes that agree better with the clicks out.
 
 Only the hash layer learns. It always starts from the model that the index was built with, so that clicks count once and
 `undo` goes back to exactly these codes. Beside the files of the index (index/folder.py) there are
 
   clicks.csv           the clicks (file.py)
-  outputs.npy, .json   the outputs of the model for each image, from which codes are made in no time (outputs.py)
+  outputs.npy, .json   the outputs of the model for each image, from which codes are made at once (outputs.py)
   refined.json         the model that the index was built with
-  NAME-refined-N/      the refined model; a copy of the other with another hash layer
+  NAME-refined-N/      the refined model: a copy of that model with another hash layer
 
 The new model is complete before the index names it, in one step with its codes.
 """
@@ -81,8 +81,8 @@ def refine(
 
     Parameters
     ----------
-    source : an index, or images whose index is kept by `hashlens search` and `serve`.
-    model : the model that the index was built with, if it is not found.
+    source : an index, or images whose index `hashlens search` and `serve` keep.
+    model : the model that the index was built with, if the index cannot find it.
     undo : go back to the codes of that model; clicks are kept.
     at : folder that the index of the images is kept in, instead of the cache.
     images : folder that the images of an index were moved to.
@@ -115,7 +115,7 @@ class _Work:
     def learn(self) -> Refined:
         clicks = read_clicks(self.index.path)[-MOST:]
         if not clicks or not len(self.index):
-            return self._unchanged("nobody has clicked yet: mark results on the page of hashlens serve")
+            return self._unchanged("there are no clicks yet; mark results on the page of hashlens serve")
         present = (part.items().column("path").take(part.still()) for part in self.index.parts)
         paths = {path for column in present for path in column.to_pylist()}
         known = [triplet for triplet in clicks if paths.issuperset(triplet)]
@@ -135,11 +135,11 @@ class _Work:
         facts |= {"right_before": _right(before), "right_after": _right(after)}
         facts["bits_nearer"] = round(float((after - before).mean()), 3)
         found = (
-            f"of {counted(len(rows), 'click')}, held back in turn, {facts['right_before']:.0%} were right before and"
+            f"of {counted(len(rows), 'click')}, held out in turn, {facts['right_before']:.0%} were right before and"
             f" {facts['right_after']:.0%} after ({facts['bits_nearer']:+.1f} bits)"
         )
         if not is_better(rows, before, after):
-            return self._unchanged(f"{found}: not surely better, so nothing was changed", **facts)
+            return self._unchanged(f"{found}: not clearly better, so nothing was changed", **facts)
         A = learn(u, rows, within)
         codes = [Codes.from_relaxed(u[some].astype(np.float64) @ A) for some in blocks(len(u), AT_ONCE)]
         self._replace(ids, Codes.concatenate(codes), A)

@@ -35,7 +35,7 @@ class Codes:
         n_bytes = -(-self.n_bits // 8)
         if not isinstance(self.packed, np.ndarray) or self.packed.dtype != np.uint8:
             found = getattr(self.packed, "dtype", type(self.packed).__name__)
-            raise DataError(f"packed codes are {found}; give a uint8 array or use Codes.from_signs")
+            raise DataError(f"packed codes are {found}; pass a uint8 array or use Codes.from_signs")
         if self.packed.ndim != 2 or self.packed.shape[1] != n_bytes:
             raise DataError(f"packed codes have shape {self.packed.shape}; {self.n_bits} bits need (n, {n_bytes})")
         padding = 0xFF >> (self.n_bits % 8) if self.n_bits % 8 else 0
@@ -47,7 +47,7 @@ class Codes:
         if self.second is not None:
             if len(self.second) != len(self.packed) or self.second.second is not None:
                 raise DataError(
-                    f"there are {len(self):,} codes and {len(self.second):,} second ones; give one for each"
+                    f"there are {len(self):,} codes and {len(self.second):,} second codes; pass one for each"
                 )
             require_levels(self.n_bits, self.second.n_bits)
 
@@ -58,7 +58,7 @@ class Codes:
         if u.ndim != 2 or u.shape[1] == 0:
             raise DataError(f"relaxed outputs have shape {u.shape}; give (n, n_bits) with n_bits >= 1")
         if u.dtype.kind not in "biuf":
-            raise DataError(f"relaxed outputs are {u.dtype}; give real numbers")
+            raise DataError(f"relaxed outputs are {u.dtype}; pass real numbers")
         # NaN > 0 is False: without this check a diverged model would give tidy-looking codes
         n_bad = int(np.isnan(u).any(axis=1).sum()) if u.dtype.kind == "f" else 0
         if n_bad:
@@ -78,14 +78,12 @@ class Codes:
     def concatenate(cls, parts: Sequence[Codes]) -> Codes:
         """The rows of all `parts`, in order."""
         if not parts:
-            raise UsageError("there are no codes to concatenate; give at least one")
+            raise UsageError("there are no codes to concatenate; pass at least one")
         lengths = sorted({part.n_bits for part in parts})
         if len(lengths) > 1:
             raise MismatchError(f"codes of {lengths} bits cannot be concatenated; encode all with one model")
         if len({part.second_bits for part in parts}) > 1:
-            raise MismatchError(
-                "codes with a second code and without cannot be concatenated; encode all with one model"
-            )
+            raise MismatchError("codes with and without second codes cannot be concatenated; encode all with one model")
         seconds = [part.second for part in parts if part.second is not None]
         second = cls.concatenate(seconds) if seconds else None
         return cls(np.concatenate([part.packed for part in parts]), lengths[0], second)
@@ -154,6 +152,6 @@ def require_levels(n_bits: int, second_bits: int) -> None:
     if second_bits and (n_bits + 1) * (second_bits + 1) > MOST_LEVELS:
         most = MOST_LEVELS // (second_bits + 1) - 1
         raise UsageError(
-            f"a second code of {second_bits} bits orders equal distances of codes of at most {most:,} bits, these have"
+            f"a second code of {second_bits} bits orders ties of codes of at most {most:,} bits, these have"
             f" {n_bits:,}; omit it, or make it shorter"
         )

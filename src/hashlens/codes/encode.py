@@ -62,7 +62,7 @@ def encode_source(
     source : anything that `open_source` takes.
     columns : of a table.
     part : (i, n): make every n-th shard, starting with the i-th, in the folder part-i-of-n below `out`.
-    stop : polled; when it returns True, the current shard is dropped unless it is nearly done.
+    stop : called often; when it returns True, the current shard is dropped unless it is nearly done.
     ray_model : folder of the encoder's model, to encode on a Ray cluster.
     """
     if ray_model is not None:
@@ -100,7 +100,7 @@ def encode_source(
             )
         folder.finish()
     if addresses.tried_again:
-        progress.say(f"note: requests that were tried again: {addresses.tried_again:,}")
+        progress.say(f"note: requests tried again: {addresses.tried_again:,}")
     return {"n": len(folder), "n_bits": folder.n_bits, "n_skipped": len(skipped), "out": str(folder.path)}
 
 
@@ -134,7 +134,7 @@ def _begin(
     _drop_damaged(folder, opened, progress)
     before, table = folder.list["n"], opened.table
     if part != (1, 1) and before and content_hash(table) != folder.list["sha256"]:  # all parts must have the same list
-        progress.say(f"note: {name} has changed since {out} was begun; new images need another --out")
+        progress.say(f"note: {name} has changed since {out} was started; new images need another --out")
     else:
         n_new = folder.extend(table, opened.skipped_paths() if part[0] == 1 else ())  # once is enough
         if before and n_new:
@@ -164,8 +164,8 @@ def _drop_damaged(folder: CodesFolder, opened: Source, progress: Progress) -> No
             lost = [row for row, path in enumerate(images.paths()) if path not in without_code]
             if gone := [images.names[row] for row in lost if not images.file(row).exists()]:
                 raise DataError(
-                    f"{damage} and cannot be made again: of its images"
-                    f" {len(gone):,} are gone, first {gone[0]}; restore them, or choose another --out"
+                    f"{damage} and cannot be made again: {len(gone):,} of its images are gone, first {gone[0]}; restore"
+                    " them, or choose another --out"
                 )
         progress.say(f"{damage}: making {shard.name} again, {shard.n:,} images")
     folder.drop(shard for shard, _ in damaged)
@@ -286,7 +286,7 @@ def _encoded_on_ray(
     Ray Data hands batches of paths to actors, each of which holds the model; this process writes what they return. All
     machines must see the images and the model under the same paths or addresses and have hashlens installed. Which
     cluster that is, Ray decides: RAY_ADDRESS, or one that `ray start` has started here, or else the cores of this
-    machine. Ray starts an actor that was killed again, on another machine if its own is lost, and repeats its batch; if
+    machine. If an actor is killed, Ray starts another, on another machine if need be, and repeats its batch; if
     this process is killed, the shards that were written stay.
     """
     os.environ.setdefault("RAY_DATA_LOG_LEVEL", "ERROR")  # what matters comes as an exception

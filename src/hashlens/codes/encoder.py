@@ -1,4 +1,4 @@
-"""Encoder: a model and images in, codes out. The only way from an image to its code.
+"""Encoder, the only way from an image to its code: a model and images in, codes out.
 
 Extractor -> mean with the mirror image, if the model asks for it -> projection -> bit 1 where > 0. A second code,
 if the model has one, is a further projection of the same features in the same pass. The code of an image
@@ -113,7 +113,7 @@ class Encoder:
         """Refuse a model that cannot encode images."""
         if self.extractor is None:
             raise DataError(
-                "this model was trained on features, so it cannot encode images; give its features to encode in Python"
+                "this model was trained on features, so it cannot encode images; pass features to encode in Python"
             )
         return self.extractor
 
@@ -175,7 +175,7 @@ class Encoder:
 
     def _features(self, X: Any) -> tuple[np.ndarray, Callable[[slice], np.ndarray]]:
         if self._hasher is None or self.extractor is not None:
-            raise DataError("this model was trained on images; give it images, not features")
+            raise DataError("this model was trained on images; pass images, not features")
         X = self._hasher._validate(X)
         if X.shape[1] != (n := self._hasher.n_features_in_):
             raise DataError(f"this model was trained on features with {n} columns, got {X.shape[1]}")
@@ -190,7 +190,7 @@ class Encoder:
 
 
 def general() -> Encoder:
-    """The model that comes with the package: codes of any images, without training.
+    """The general model, which comes with the package: codes of any images, without training.
 
     >>> hashlens.general().encode(["a.jpg", "b.jpg"])
     """

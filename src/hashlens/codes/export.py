@@ -102,7 +102,7 @@ def require_exportable(model: Path, out: Path) -> ModelFolder:
         raise UsageError(f"{out} exists and is not empty; choose another --out")
     folder = ModelFolder.resolve(model)
     if folder.exported:
-        raise UsageError(f"{folder.path} is already an exported model; give the folder of a run or of its model")
+        raise UsageError(f"{folder.path} is already an exported model; pass the folder of a run or its model")
     require("torch", "onnx", why="export")
     return folder
 
@@ -118,8 +118,8 @@ def export(
 ) -> dict[str, Any]:
     """Write a model to the folder `out`, so that it encodes without torch, and check its codes on `images`.
 
-    With `int8` it computes in 8 bits, in ranges found on the images `calibrate` (by default, on some of `images`). The
-    result has the share of equal bits and, if the images have labels, MAP of both models.
+    With `int8` it computes in 8 bits, with ranges measured on the images `calibrate` (by default, on some of `images`).
+    The result has the share of equal bits and, if the images have labels, the MAP of both models.
 
     >>> hashlens.export("runs/pets", "pets-int8", hashlens.open_source("photos"), int8=True)
     """
@@ -133,7 +133,7 @@ def export_onnx(
     """Write the model as ONNX and compare its bits with the model's own.
 
     If all of at least 100,000 are equal, it is the same model and shares its fingerprint; if some differ, it is another
-    model; if more than one in a thousand differs, nothing is written. In 8 bits it is another model always.
+    model; if more than one in a thousand differs, nothing is written. In 8 bits it is always another model.
     """
     from hashlens.codes.int8 import calibrating
 
@@ -179,7 +179,7 @@ def export_onnx(
         exported = Encoder.load(out)
         if some is not None:
             check = {"calibrated_on": len(some), **compare_maps(encoder, exported, images, progress)}
-            enough, advice = ENOUGH_INT8, "calibrate it with images like those that it was trained on, or omit --int8"
+            enough, advice = ENOUGH_INT8, "calibrate it with images like its training images, or omit --int8"
             measured = ("calibrated_on", "n_images", "bits_equal", "map", "map_float")
             write_sealed(out / CONFIG, facts | {"int8": {name: check[name] for name in measured}})
         else:
@@ -264,7 +264,7 @@ def _map(codes: Codes, labels: Labels) -> float:
 def _parted(images: Images) -> tuple[Images, Images]:
     """Images to measure with, and a fourth of all to calibrate with."""
     if len(images) < 2:
-        raise DataError("int8 needs at least two images, to calibrate and to check with; name more with --images")
+        raise DataError("int8 needs at least two images, to calibrate and to check with; pass more with --images")
     others = np.arange(len(images)) % 4 != 0
     measured = images[others]
     if images.labels is not None:
@@ -289,7 +289,7 @@ def _readable(images: Images, n: int) -> tuple[Images, int]:
             break
     if not rows:
         why = f"none of {len(reasons):,} can be read, first: {reasons[0]}" if reasons else "there are none"
-        raise DataError(f"the exported model cannot be checked without images ({why}); name others with --images")
+        raise DataError(f"the exported model cannot be checked without images ({why}); pass others with --images")
     return images[rows], len(reasons)
 
 
@@ -304,7 +304,7 @@ def _graph(hasher: Any, encoder: Encoder, model: Path, calibrate: Images | None)
     if encoder.extractor is None:
         raise UsageError(f"{model} was trained on features, not on images; there is no network to export")
     if encoder.extractor.module is None:
-        raise UsageError(f"{model} has no network and runs without torch as it is; use it without exporting")
+        raise UsageError(f"{model} has no network and runs without torch already; use it without exporting")
     project, size = type(hasher)._project, encoder.extractor.size
     if isinstance(hasher, DeepHasher) and project is not DeepHasher._project:
         raise UsageError(f"{hasher.name} makes its codes outside the network; it cannot be exported")

@@ -181,7 +181,7 @@ class CodesFolder:
             return cls(path, _read_manifest(file))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise DataError(
-                f"{path} has no codes ({MANIFEST} is missing); give a folder made by hashlens encode or train"
+                f"{path} has no codes ({MANIFEST} is missing); pass a folder made by hashlens encode or train"
             ) from error
         except HashlensError:
             raise
@@ -211,7 +211,7 @@ class CodesFolder:
                 ("--part", "{}/{}".format(*folder.part), "{}/{}".format(*part)),
             ):
                 if given != found:
-                    raise MismatchError(f"{path} was begun with {what} {found}, not {given}; {ANOTHER}")
+                    raise MismatchError(f"{path} was started with {what} {found}, not {given}; {ANOTHER}")
             folder._clean()
             return folder
         require_own(path, [SKIPPED], "codes")  # the first file that is written here and the last to go
@@ -242,7 +242,7 @@ class CodesFolder:
         except FileNotFoundError:
             return []
         except (OSError, csv.Error) as error:
-            raise damaged(self.path / SKIPPED, error, "delete it; the images in it are tried again") from error
+            raise damaged(self.path / SKIPPED, error, "delete it; its images are tried again") from error
 
     def damaged(self) -> list[tuple[Shard, str]]:
         """Shards whose files have changed since they were written, each with what is wrong."""
@@ -436,8 +436,8 @@ def _require_complete(folder: CodesFolder, opened: Sequence[CodesFolder]) -> Non
         )
     if lacking := sorted(set(range(1, n_parts + 1)) - {other.part[0] for other in alike}):
         raise DataError(
-            f"{folder.path} is part {i}/{n_parts} of {folder.source}, and part {lacking[0]}/{n_parts} is not given;"
-            " give all parts together"
+            f"{folder.path} is part {i}/{n_parts} of {folder.source}, and part {lacking[0]}/{n_parts} is missing;"
+            " pass all parts together"
         )
 
 
@@ -489,7 +489,7 @@ def _require_same_places(listed: pa.Table, given: pa.Table, where: Place) -> Non
     for name in ("offset", "size"):
         now = given[name].take(found)
         if not pc.all(pc.fill_null(pc.equal(now, listed[name]), True)).as_py():
-            raise MismatchError(f"a tar file has changed since {where} was begun; {ANOTHER}")
+            raise MismatchError(f"a tar file has changed since {where} was started; {ANOTHER}")
 
 
 def _changed_at(path: str) -> int:

@@ -1,6 +1,6 @@
 """The hash layer of a model: a model and a matrix A in, a model out whose relaxed outputs are u A instead of u.
 
-Everything under the layer stays as it is. An exported model needs neither torch nor the package `onnx` for that.
+Everything below the layer stays as it is. With an exported model this needs neither torch nor the package `onnx`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Int8: a float network as ONNX in, the same network in 8 bits out, about twice as fast on a CPU.
 
 Activations have 8 bits, weights of dense layers 7, so that sums of two products fit in 16 bits and CPUs with and
-without VNNI compute the same integers. Ranges are found on some images. Weights of 1 x 1 layers are rounded one after
-the other, and each error is made up for by those that follow (Frantar et al., GPTQ, ICLR 2023). Pixels go to the first
-layer as they are. Pooling, linear layers and what follows them stay in floats.
+without VNNI compute the same integers. Ranges are measured on some images. Weights of 1 x 1 layers are rounded one by
+one, and later weights make up for the error of each (Frantar et al., GPTQ, ICLR 2023). Pixels enter the first layer as
+they are. Pooling, linear layers and what follows them stay in floats.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class ModelFolder:
             raise UsageError(f"{path} has no model yet; finish it with: hashlens train --resume {path}")
         found = "does not exist" if not path.exists() else "is a file" if path.is_file() else f"has no {WEIGHTS}"
         raise DataError(
-            f"{path} is not a model ({found}); give the folder of a run, a model or an exported model, or general"
+            f"{path} is not a model ({found}); pass the folder of a run, a model or an exported model, or general"
         )
 
     @property
@@ -137,7 +137,7 @@ class ModelFolder:
                 if found.describe()["fingerprint"] == model["fingerprint"]:
                     return found
         raise UsageError(
-            f"{near} was made with the model {name} {model['fingerprint'][:8]}…, which was not found; name its folder"
+            f"{near} was made with the model {name} {model['fingerprint'][:8]}…, which was not found; pass its folder"
             " with --model"
         )
 
@@ -164,7 +164,7 @@ class ModelFolder:
         n_wrong = sum((a ^ b).bit_count() for a, b in zip(*probes, strict=False))
         if all(probes) and (len(probes[0]) != len(probes[1]) or n_wrong > len(probes[0]) * 8 * OTHER_BITS):
             raise MismatchError(
-                f"{given['name']} says that it is the model that made {where}, but it gives other codes; use the model"
+                f"{given['name']} claims to be the model that made {where}, but makes other codes; use the model"
                 " itself, or export it again"
             )
 

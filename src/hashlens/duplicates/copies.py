@@ -1,4 +1,4 @@
-"""Copies: looks in; pairs of images that show the same photo out.
+"""Copies: looks in, pairs of images of the same photo out.
 
 Candidates have near codes, in any of eight orientations, one of them cropped; an alignment of the two small images
 decides. The limits were chosen on photos that no table reports: CORRELATION is the highest with which 95 % of every

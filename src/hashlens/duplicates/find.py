@@ -1,7 +1,7 @@
-"""Duplicates: images in; groups of identical files, of copies and of look-alikes out, never mixed.
+"""Duplicates: images in, groups of identical files, of copies and of look-alikes out, never mixed.
 
-Identical files have the same content. Copies show the same photo (copies.py). Look-alikes have near codes. An image of
-several headings is in the first; below, the one to keep stands for the rest of its group.
+Identical files have the same content. Copies show the same photo (copies.py). Look-alikes have near codes. An image
+that fits several headings is under the first; below it, the image to keep stands for the rest of its group.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hashlens.search import open_index
 KINDS = {
     "identical": "the same file",
     "copies": "the same photo, resized, recompressed, cropped, turned or framed",
-    "look-alikes": "another photo that looks like it",
+    "look-alikes": "a different photo that looks alike",
 }
 CLEARLY, SLIGHTLY = 0.75, 0.97  # of the best: what is below is clearly or slightly worse
 AT_ONCE = 1024  # images whose look-alikes are looked up at a time
@@ -124,7 +124,7 @@ def find_duplicates(
     ----------
     source : images, or an index of them.
     model : makes the codes of images by which look-alikes are found; the default is the general one.
-    against : other images; then only groups with images of both are found, and the one to keep is of these.
+    against : other images; then only groups with images of both are found, and the image to keep is one of these.
     radius : maximum Hamming distance of look-alikes; the default is a seventh of the bits, and -1 finds none.
     at : folder to keep the index of the images in, instead of the cache.
 
@@ -144,7 +144,7 @@ def find_duplicates(
     paths = [path for part in parts for path in part[0]]
     other = np.repeat(np.arange(len(parts)) > 0, [len(part[0]) for part in parts])
     if against is not None and set(parts[0][0]) & set(parts[1][0]):
-        raise UsageError(f"{source} and {against} have images in common; give two folders apart from each other")
+        raise UsageError(f"{source} and {against} have images in common; pass two separate folders")
     codes, looks = Codes.concatenate([part[1] for part in parts]), np.concatenate([part[2] for part in parts])
     readable: np.ndarray = np.asarray(looks["digest"].any(axis=1))
     if not readable.any():
@@ -361,10 +361,10 @@ def _seen() -> dict[str, list[str]]:
 
 
 def ignore(names: Sequence[str]) -> int:
-    """Never report the images of these groups as duplicates of one another again; how many groups are ignored now."""
+    """Never report the images of these groups as duplicates again; returns how many groups are ignored now."""
     seen = _seen()
     if unknown := [name for name in names if name not in seen]:
-        raise UsageError(f"no group {unknown[0]} was found before; give a name that hashlens duplicates has printed")
+        raise UsageError(f"no group {unknown[0]} was found before; pass a name that hashlens duplicates printed")
     with alone_in(state_dir(), LOCK, wait=WAIT):
         groups = _ignored_groups()
         known = {group["name"] for group in groups}

@@ -1,4 +1,4 @@
-"""Looks: images in; what copies are found and judged by out, 4.4 KB each.
+"""Looks: images in, 4.4 KB each out, by which copies are found and judged.
 
 A look is a small grey image, the box of what is inside a border, and 256-bit codes of what is in the boxes, whole and
 less a margin. A code says for 8 x 8 cells whether there are more edges than usual, and which way brightness rises.
@@ -123,7 +123,7 @@ def _save(place: Path, new: np.ndarray, whole: np.ndarray | None, progress: Prog
         for old in files if joined else ():
             old.unlink(missing_ok=True)
     except StorageError as error:
-        progress.say(f"note: what was seen of the images is not kept: {error.message}")
+        progress.say(f"note: what was computed of the images is not kept: {error.message}")
 
 
 def _look(roots: list[str], path: str) -> np.ndarray:

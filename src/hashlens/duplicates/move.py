@@ -104,7 +104,9 @@ def require_outside(folder: Path, *sources: str) -> None:
     """Refuse a folder inside the images, where what is moved would be found again."""
     for source in sources:
         if expanded(folder).resolve().is_relative_to(expanded(source).resolve()):
-            raise UsageError(f"{folder} is inside {source}, where the images would be found again; choose another one")
+            raise UsageError(
+                f"{folder} is inside {source}, where the images would be found again; choose another folder"
+            )
 
 
 def _changed(image: Member) -> str | None:
@@ -121,7 +123,7 @@ def _linked_to(image: Member, group: Group) -> str | None:
     for other in group.images:
         with suppress(OSError):
             if other.path != image.path and Path(other.path).samefile(image.path):
-                return f"{other.path} is the same file by a link"
+                return f"{other.path} is a link to the same file"
     return f"{image.path} is a link" if Path(image.path).is_symlink() else None
 
 
@@ -135,7 +137,7 @@ def _free(paths: list[Path], taken: set[Path]) -> list[Path]:
 
 
 def undo(listed: Path) -> tuple[int, list[tuple[str, str]]]:
-    """Move all files of a list back; how many, and those that could not be with the reason. May be repeated."""
+    """Move all files of a list back; returns how many, and those that could not be, with reasons. May be repeated."""
     restored, left = 0, []
     for entry in read_list(listed):
         old, new, digest = Path(entry["from"]), Path(entry["to"]), entry["sha256"]
@@ -159,10 +161,10 @@ def read_list(listed: Path) -> list[dict[str, str]]:
     try:
         return conform(parse_json(listed.read_bytes()), LIST)["moved"]
     except FileNotFoundError as error:
-        raise UsageError(f"{listed} not found; give the list that --move-to has written") from error
+        raise UsageError(f"{listed} not found; pass the list that --move-to wrote") from error
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{listed} is not a list of moved files ({error}); give the one that --move-to has written"
+            f"{listed} is not a list of moved files ({error}); pass the list that --move-to wrote"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Codes and labels of queries and a database in; MAP, precision, recall and look-up numbers out.
+"""Metrics: codes and labels of queries and a database in, MAP, precision, recall and look-up numbers out.
 
 A Hamming distance takes only n_bits + 1 values, so most of a ranking is ties, and "MAP" is not defined until
 four things are fixed (`topk` and the three settings of `MapDefinition`). With rel_i 1 if the i-th item is
@@ -312,11 +312,11 @@ def _within(place: int) -> Callable[[Ranking, int], float]:
 METRICS = (
     Metric("map", "MAP", "Mean average precision.", _map("stable")),
     Metric("map_tie_aware", "Tie-aware MAP", "Expected MAP over all orders of equal distances.", _map("expected")),
-    Metric("map_random", "MAP of a random ranking", "What codes that say nothing would give, tie-aware.", _random),
+    Metric("map_random", "MAP of a random ranking", "Tie-aware MAP if all codes were equal.", _random),
     Metric(
         "map_unlearned",
         "MAP, unlearned",
-        "Tie-aware MAP among images that were not learned from.",
+        "Tie-aware MAP among images not used in training.",
         _among_unlearned(_map("expected")),
     ),
     Metric(
@@ -369,12 +369,12 @@ def evaluate_codes(
     learned: np.ndarray | None = None,
     **numbers: Sequence[int],
 ) -> dict[str, Any]:
-    """Every number a report shows, as plain JSON values.
+    """Every number that a report shows, as plain JSON values.
 
     "map" is the papers' definition and "definition" states it; the other maps differ in `ties` only. "map_unlearned" is
-    None without `learned`, which database items were trained on, or if no two unlearned images share a label. `numbers`
-    are those of METRICS, such as `radius=[2, 3]` or `recall_at=[100]`; by default NUMBERS, as far as the database
-    reaches.
+    None without `learned` (which database items were trained on), or if no two unlearned images share a label.
+    `numbers` are those of METRICS, such as `radius=[2, 3]` or `recall_at=[100]`; by default NUMBERS, as far as the
+    database reaches.
     """
     return evaluate_with_ranking((query, database, query_labels, database_labels), topk, learned, numbers)[0]
 

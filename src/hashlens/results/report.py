@@ -1,4 +1,4 @@
-"""Reports: the result of a run, a comparison or a reproduction in; one HTML file that needs no network out.
+"""Reports: the result of a run, a comparison or a reproduction in, one HTML file that needs no network out.
 
 All choosing and formatting is done here and in the tables; the templates only do the layout.
 """
@@ -123,7 +123,7 @@ def _split_scores(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield (
                 f"{title}, {n} splits",
                 map_text(over, key),
-                "Mean ± standard deviation; the rest is of the first split.",
+                "Mean ± standard deviation; the rest is from the first split.",
             )
 
 

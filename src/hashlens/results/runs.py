@@ -285,24 +285,24 @@ def headline(result: dict[str, Any]) -> str:
         maps += [f"among unlearned images {map_text(over, 'map_unlearned')}"] * (over["map_unlearned"] is not None)
         n = len(result["splits"])
         lines.append(f"{', '.join(maps)}   mean ± standard deviation over {n} splits")
-        lines.append("The model, its codes and figures, and the numbers below are those of the first split.")
+        lines.append("The model, its codes and figures, and the numbers below are from the first split.")
     if "map" in scores:
         lines.append(f"MAP {scores['map']:.4f}   {scores['definition']}")
-        lines.append(f"    {scores['map_tie_aware']:.4f}   tie-aware: expected over all orders of equal distances")
+        lines.append(f"    {scores['map_tie_aware']:.4f}   tie-aware: expectation over all orders of equal distances")
         if scores.get("map_both") is not None:
             lines.append(f"    {scores['map_both']:.4f}   ties ordered by the second code (search --by both)")
             lines.append(f"    {scores['map_second']:.4f}   by the second code alone (search --by second)")
         lines.append(f"    {scores['map_random']:.4f}   a random ranking")
         if scores["map_unlearned"] is None:
-            lines.append("    –        among unlearned images: too few, no two of them share a label; add images")
+            lines.append("    –        among unlearned images: no two share a label; add images")
         else:
-            among = f"among {counted(scores['n_unlearned'], 'image')} that were not learned from"
+            among = f"among {counted(scores['n_unlearned'], 'image')} not used in training"
             lines.append(
                 f"    {scores['map_unlearned']:.4f}   {among}, tie-aware; a random ranking"
                 f" {scores['map_unlearned_random']:.4f}"
             )
     if "triplets_right" in scores:
-        lines.append(f"triplets {scores['triplets_right']:.1%} right of those held out of training")
+        lines.append(f"triplets {scores['triplets_right']:.1%} of held-out triplets right")
     if paper := result["paper"]:
         but = "" if paper["comparable"] else f" ({NOT_COMPARABLE})"
         lines.append(f"    {paper['map']:.3f}    the paper, {paper['source']}{but}")
@@ -318,7 +318,7 @@ def load_config(out: Path) -> dict[str, Any]:
     except (OSError, ValueError, AttributeError):
         pass
     raise DataError(
-        f"{out} is not a run folder (its config.json is missing, damaged or of something else);"
+        f"{out} is not a run folder (its config.json is missing, damaged or from something else);"
         " give one made by hashlens train"
     )
 

@@ -1,4 +1,4 @@
-"""Average precisions of the same queries under two methods in; whether their difference may be chance out.
+"""Significance: average precisions of the same queries under two methods in, whether they differ by chance out.
 
 Both methods answer the same queries, so each query gives one difference. If the methods were alike, every difference
 could as well have had the other sign: p is the share of sign choices whose mean is at least as far from 0 as the

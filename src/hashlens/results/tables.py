@@ -1,4 +1,4 @@
-"""Tables: the result of a comparison in; its table for a terminal, CSV, Markdown, LaTeX and HTML out.
+"""Tables: the result of a comparison in, its table for a terminal, CSV, Markdown, LaTeX and HTML out.
 
 What a table contains is decided once (`map_table`, `numbers_table`, `records`); the rest is layout. In each column the
 best is bold, and a sign marks those that a paired test over the queries cannot tell from it.
@@ -137,8 +137,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
         said.append(f"a random ranking has a MAP of {chance}")
     if _any_unlearned(result):
         said.append(
-            "unlearned: tie-aware MAP among images whose labels were not learned from, which are the other queries and"
-            f" the rest of the database; a random ranking of them has {_chance(result, 'map_unlearned_random')}"
+            "unlearned: tie-aware MAP among images whose labels were not used in training: the other queries and the"
+            f" rest of the database; a random ranking of these has {_chance(result, 'map_unlearned_random')}"
         )
     if any(at.get("p") is not None for row in result["rows"] for at in row["lengths"].values()):
         against = method_name(result["against"]) if result.get("against") else "the best"
@@ -199,7 +199,7 @@ def as_text(result: Mapping[str, Any]) -> str:
     lines = [title_of(result), "", line(head)]
     for features, rows in groups.items():
         lines += [features, *(line(row) for row in rows), ""]
-    return "\n".join([*lines, "* best of its length", *table.notes])
+    return "\n".join([*lines, "* best at its length", *table.notes])
 
 
 def write_tables(stem: Path, table: Table, title: str, result: Mapping[str, Any]) -> None:

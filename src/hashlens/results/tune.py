@@ -1,17 +1,17 @@
-"""Tune: training rows and a method in; the settings that retrieve held-back training rows best, and every try, out.
+"""Tune: training rows and a method in, the settings that retrieve held-out training rows best, and every try, out.
 
 OUT/
   tries.jsonl     one line per try: its settings, how it ended, its MAP, seconds
   tuning.json     what the tries depend on, and how long they took
 
 What may be tried is declared with each setting (`search=`). The first try has the defaults; Optuna proposes the others
-(TPE) and stops bad ones early (successive halving). A try is scored by the tie-aware MAP of held-back rows searched
-among those that it learned from: first on one fold, where the method trains a network with a third of its epochs before
+(TPE) and stops bad ones early (successive halving). A try is scored by the tie-aware MAP of held-out rows as queries to
+the rows that it learned from: first on one fold, where the method trains a network with a third of its epochs before
 that; then, if it is among the best third so far, on all folds. The score counts only if all folds were computed. The
 defaults stay unless the best try is above them by more than the standard error of the gain over the folds.
 
-A proposal depends on the seed and on the tries before it, nothing else: rerunning the same command continues, and gives
-what one long run gives. The search is given `TrainingRows`, which hold no queries.
+A proposal depends only on the seed and the tries before it: rerunning the same command continues, and gives what one
+long run gives. The search sees only `TrainingRows`, which hold no queries.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Tuning:
     def __str__(self) -> str:
         if self.best is None:
             return "no try was finished; the defaults stay"
-        found, tries = f"MAP {self.best['score']:.4f} on held-back training rows", counted(len(self.tries), "try")
+        found, tries = f"MAP {self.best['score']:.4f} on held-out training rows", counted(len(self.tries), "try")
         if self.best["number"] == 0:
             return f"the defaults stay   {found}; of {tries}, none is better by more than chance"
         return f"{as_options(self.settings)}   {found}, {self.tries[0]['score']:.4f} with the defaults, best of {tries}"
@@ -117,8 +117,8 @@ def tune(
 ) -> Tuning:
     """Choose the settings of a method on folds of the training rows, and fit it with them on all training rows.
 
-    `data` are (X, y) with images or features X, all of them to learn from, or a source by name, path or object, of
-    which `protocol` gives the training rows. Settings of an instance that differ from the defaults stay as they are.
+    `data` are (X, y) with images or features X, all to learn from, or a source by name, path or object, whose training
+    rows `protocol` gives. Settings of an instance that differ from the defaults stay as they are.
     At most `tries` (20, or 200 with `time`) are made within `time`, in seconds or as "10m"; fitting comes on top.
     With `out` every try is recorded there, a later call continues, and the model is saved as OUT/model.
 
@@ -148,7 +148,9 @@ def _training_rows(
         return data
     if isinstance(data, tuple):
         if protocol is not None:
-            raise UsageError("a protocol is for a source; of (X, y) all rows are learned from, so give only those")
+            raise UsageError(
+                "protocol is for a source; with (X, y) all rows are learned from, so pass only training rows"
+            )
         X = as_rows(data[0])
         arrays = Source("arrays", X if is_features(X) else as_images(X), Labels.of(data[1]))  # one label each
         return TrainingRows(arrays.name, arrays.images, arrays.labels)
@@ -233,7 +235,7 @@ def searched(hasher: Hasher, images: Any, fixed: Collection[str] = ()) -> dict[s
     space = {name: one for name, one in known.items() if name not in idle | set(fixed)}
     if not space:
         if known:
-            raise UsageError(f"everything that can be tuned of {hasher.name} is given ({', '.join(known)}); omit some")
+            raise UsageError(f"all settings of {hasher.name} that can be tuned are set ({', '.join(known)}); omit some")
         raise UsageError(f"{hasher.name} has no settings to tune; choose another method")
     return space
 
@@ -374,7 +376,7 @@ class _Trials:
         return {name: getattr(holder, name) for name, holder in holders.items()}
 
     def _fold(self, settings: Mapping[str, Any], fold: int, share: float, stop: Callable[[], bool]) -> float:
-        """MAP of the rows held back from one fold."""
+        """MAP of the held-out rows of one fold."""
         if stop():
             raise Stopped("stopped between folds")
         learned, held = self.cuts[fold]

@@ -55,7 +55,7 @@ class Query:
 
 
 class Searcher:
-    """An index and the model that made it, ready to answer.
+    """An index with the model that made it, ready to search.
 
     The index is a folder, in memory, or on a server (index/engines). Changes that other processes make to it are seen
     by the next search. With an `engine` that holds a copy of the codes, the engine finds the nearest and the index
@@ -151,7 +151,7 @@ class Searcher:
         histogram: bool = False,
         by: str | None = None,
     ) -> dict[str, Any]:
-        """The nearest k images, by default 10; with a radius all within it; with both, the nearest k within it.
+        """The nearest k images (10 by default); with a radius, all within it; with both, the nearest k within it.
 
         Parameters
         ----------
@@ -160,8 +160,8 @@ class Searcher:
         label : search only images that have this label.
         histogram : also count the searched images at each distance, which reads all codes once more.
         by : "first": by the first code alone. "both": equal distances are ordered by the second code. "second": by the
-            second code alone, for images of classes that were not learned from. The default is both where the index
-            and the query have a second code and no engine is asked, and first elsewhere.
+            second code alone, for images of unseen classes. The default is both if the index and the query have a
+            second code and no engine searches, else first.
 
         Returns
         -------
@@ -240,11 +240,11 @@ class Searcher:
         self.index.require_by(by)
         if by != "first" and not known:
             raise UsageError(
-                f"this query has no second code, so it cannot be searched by {by}; give an image, an id, or a code that"
-                " the second code follows"
+                f"this query has no second code, so it cannot be searched by {by}; pass an image, an id, or a code"
+                " followed by its second code"
             )
         if by == "second" and self.engine is not None:
-            raise UsageError("an engine holds the first codes alone, so it cannot be searched by second; omit --engine")
+            raise UsageError("an engine holds only first codes, so it cannot search by second; omit --engine")
         return by
 
     def parse_code(self, text: str) -> Codes:
@@ -271,7 +271,7 @@ class Searcher:
         if isinstance(query, Path | bytes | Image.Image):
             query = QueryImage(query, self.max_pixels)
         if not isinstance(query, QueryImage):
-            raise UsageError(f"cannot search for {type(query).__name__}; give an image, an id or a code")
+            raise UsageError(f"cannot search for {type(query).__name__}; pass an image, an id or a code")
         if query.cropped_to not in (None, self.image_size()):
             raise OtherModel("another model has taken over, which takes images of another size; try again")
         assert self.encoder is not None

@@ -46,7 +46,7 @@ def describe_answer(name: str, answer: dict[str, Any]) -> str:
 
 def _nothing(answer: dict[str, Any]) -> str:
     if answer["histogram"] is None:
-        return "nothing found; try a larger --radius, or without --label"
+        return "nothing found; try a larger --radius, or omit --label"
     nearest = np.flatnonzero(answer["histogram"])
     if not len(nearest):
         return "no image has that label"

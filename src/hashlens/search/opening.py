@@ -27,7 +27,7 @@ def open_named(
 
     if name is None:
         if at is not None or settings:
-            raise UsageError("--at and --set are settings of an engine; name it with --engine")
+            raise UsageError("--at and --set are settings of an engine; choose one with --engine")
         if source is None:
             raise UsageError("name an index or images, or an engine with --engine and --at")
         return open_searcher(open_index(source, model, at=kept, **how), model)

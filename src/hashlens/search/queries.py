@@ -1,6 +1,6 @@
 """Queries: an image or a code in hex in, its code out.
 
-Images are read and encoded exactly as `hashlens encode` does it, so that an image of the index finds itself at 0 bits.
+Images are read and encoded exactly as by `hashlens encode`, so an image of the index finds itself at 0 bits.
 """
 
 import glob

@@ -82,7 +82,7 @@ class Access:
         if token.expires is not None and token.expires <= datetime.now(UTC):
             raise HTTPException(401, "this token has expired; ask for a new one", CHALLENGE)
         if needed == WRITE and token.scope != WRITE:
-            raise HTTPException(403, "this token may only read; changing the index needs one with the scope write")
+            raise HTTPException(403, "this token may only read; changing the index needs a token with the scope write")
         return token.name
 
     def _token(self, authorization: str | None) -> Token | None:

@@ -174,8 +174,8 @@ def _add_items(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/items", summary="Some of the images of the index, in the order of ids", responses={422: PROBLEM})
     async def items(
-        start: Annotated[int, Query(ge=0, le=MAX_ID, description="How many to pass over.")] = 0,
-        n: Annotated[int, Query(ge=1, le=MAX_ITEMS, description="How many.")] = 100,
+        start: Annotated[int, Query(ge=0, le=MAX_ID, description="How many images to skip.")] = 0,
+        n: Annotated[int, Query(ge=1, le=MAX_ITEMS, description="How many images to return.")] = 100,
     ) -> JSONResponse:
         return JSONResponse(await service.searches.run(searcher.on_disk, lambda now: items_now(now, start, n)))
 
@@ -205,7 +205,7 @@ def _add_items(app: FastAPI, service: Service) -> None:
 
     @app.get(
         "/v1/items/{id}/thumb",
-        summary="The image, small; if its file is missing, a drawing that says so",
+        summary="A thumbnail of the image; if its file is missing, a drawing that says so",
         response_class=Response,
         responses={
             200: {"content": {"image/jpeg": {}}},
@@ -268,7 +268,7 @@ def _add_images(app: FastAPI, service: Service) -> None:
 def _add_clicks(app: FastAPI, service: Service) -> None:
     @app.post(
         CLICKS,
-        summary="Results that are more and less like a query, for hashlens refine; on disk before the answer",
+        summary="Mark results as more or less like a query, for hashlens refine; on disk before the answer",
         status_code=201,
         **documented_clicks(),
     )
@@ -291,7 +291,7 @@ def _add_jobs(app: FastAPI, service: Service) -> None:
             return JSONResponse(await service.searches.run(job.state), 202)
 
         path, what = f"/v1/{job.name}", f"{job.name} of the index"
-        app.get(path, summary=f"The {what}, or how far they are")(state)
+        app.get(path, summary=f"The {what}, or the progress of finding them")(state)
         app.post(path, summary=f"Find the {what} in the background", status_code=202, responses={422: PROBLEM})(start)
 
     for job in service.jobs:
@@ -329,7 +329,7 @@ def _add_facts(app: FastAPI, service: Service, access: Access) -> None:
     async def healthz() -> dict[str, bool]:
         return {"alive": True}
 
-    @app.get("/readyz", summary="Whether a search is answered now, within a second", responses={503: PROBLEM})
+    @app.get("/readyz", summary="Whether a search is answered within a second", responses={503: PROBLEM})
     async def readyz() -> dict[str, bool]:
         await service.require_ready()
         return {"ready": True}

@@ -1,4 +1,4 @@
-"""Work on the whole index in the background: asked for once, its progress and its result read as often as one likes.
+"""Background work on the whole index: started once, its progress and result can be read any number of times.
 
 Duplicates and groups are those of `hashlens duplicates` and `hashlens groups`; images are named by their ids.
 """

@@ -20,7 +20,10 @@ class Metrics:
             "hashlens_stage_seconds", "Seconds per stage of a search.", ["stage"], buckets=SECONDS, registry=registry
         )
         self.decoders_ended = Counter(
-            "hashlens_decoders_ended", "Decoders ended by an image, and replaced.", ["why"], registry=registry
+            "hashlens_decoders_ended",
+            "Decoders that an image ended, and that were replaced.",
+            ["why"],
+            registry=registry,
         )
         self.scrubs = Counter(
             "hashlens_scrubs", "Comparisons of the whole index with its checksums, by result.", ["result"],

@@ -1,4 +1,4 @@
-"""The server process: how to serve on standard input, a server out that answers until it is stopped.
+"""The server process: how to serve in, on standard input; a server out that answers until it is stopped.
 
 Started by `supervisor.py`, which also ends it. `serve` is the same without a supervisor, in the process that calls it.
 """

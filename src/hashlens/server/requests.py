@@ -31,14 +31,15 @@ class Asked(BaseModel):
 
     id: int | None = Field(None, ge=0, le=MAX_ID, description="An image of the index.")
     code: str | None = Field(
-        None, max_length=MAX_FIELD, description="A code in hex, first bit highest; the second code may follow."
+        None, max_length=MAX_FIELD, description="A code in hex, first bit highest; its second code may follow."
     )
     k: int | None = Field(None, ge=1, description="Number of results; 20 if neither this nor a radius is given.")
     radius: int | None = Field(None, ge=0, le=2**15, description="Maximum Hamming distance.")
     label: str | None = Field(None, max_length=1_000, description="Search only images with this label.")
     histogram: bool = Field(False, description="Count the images at each distance, which takes longer.")
     by: Literal["first", "both", "second"] | None = Field(
-        None, description="Code to search by; both: equal distances by the second, the default where there is one."
+        None,
+        description="Code to search by; both (the default if there are second codes): ties ordered by the second code.",
     )
 
     def how_many(self, limits: Limits) -> int:
@@ -114,7 +115,7 @@ async def json_object(request: Request) -> dict[str, Any]:
 async def from_json(request: Request) -> Asked:
     asked = Asked.model_validate(await json_object(request))
     if (asked.id is None) == (asked.code is None):
-        raise HTTPException(422, 'give either id or code, such as {"id": 5}; see /docs')
+        raise HTTPException(422, 'send either id or code, such as {"id": 5}; see /docs')
     return asked
 
 

@@ -79,7 +79,7 @@ def require_access(host: str, access: Access, allow_anyone: bool) -> None:
     """Refuse to serve everyone unless that is asked for."""
     if not is_loopback(host) and not access.tokens and not allow_anyone:
         raise UsageError(
-            f"{host} can be reached from the network: give --token (or --token-file), or let everyone in with"
+            f"{host} can be reached from the network: pass --token (or --token-file), or let anyone in with"
             " --allow-anyone"
         )
 

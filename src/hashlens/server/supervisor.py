@@ -1,4 +1,4 @@
-"""The supervisor: starts the server process, starts it again when it dies, and ends it in time.
+"""The supervisor: starts the server process, restarts it when it dies, and ends it in time.
 
 It holds the socket, so that no connection is refused meanwhile. SIGTERM ends the server, with SIGKILL once its time is
 up; SIGHUP starts a new one (with the model, certificate and tokens as they are then) and ends the old one when the new
@@ -27,7 +27,10 @@ from hashlens.server.serving import JOB, Named, Serving
 
 PAUSES = (0, 1, 5)  # seconds before each attempt to start again; then the supervisor gives up
 LIVED = 5  # seconds, below which the first attempt waits too
-HINTS = {"SIGBUS": ": a file of the index was cut short, or its disk failed", "SIGKILL": ": perhaps for want of memory"}
+HINTS = {
+    "SIGBUS": ": a file of the index was cut short, or its disk failed",
+    "SIGKILL": ": perhaps it ran out of memory",
+}
 
 
 def supervise(

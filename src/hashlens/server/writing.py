@@ -116,7 +116,7 @@ class Writer:
                 )
             return
         if now.engine is not None or not isinstance(now.index, IndexFolder):
-            raise UsageError("only an index folder or PostgreSQL can be changed here, no codes folder and no copy")
+            raise UsageError("only an index folder or PostgreSQL can be changed here, not a codes folder or a copy")
         if source := now.index.facts.get("source"):
             raise UsageError(f"this index follows {source}; add and remove images there")
 

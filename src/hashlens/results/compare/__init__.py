@@ -14,9 +14,9 @@ OUT/
   skipped.csv             images that could not be read, each with its reason
 
 A finished cell is not computed again, so rerunning the same command resumes, and a longer list of methods, lengths,
-splits or seeds adds to the finished ones. Seeds are the hashers' `random_state` 0, 1, ...: with one split the deviation
-over them is that of the method, and 0 where it draws nothing at random. Several splits, which are the same for all
-methods, add that of other queries and training images; paired tests are then over the queries of all splits.
+splits or seeds adds to the finished ones. Seeds are the hashers' `random_state` 0, 1, ...: with one split, the
+deviation over seeds is the method's own, and 0 if it draws nothing at random. Several splits, the same for all methods,
+add the deviation of other queries and training images; paired tests are then over the queries of all splits.
 
 Methods on features learn from arrays that are computed once for the whole source, for every kind of features. Methods
 that learn from images are trained once, and their `features` are the network they train. A method that fails is
@@ -75,13 +75,13 @@ def compare(
 ) -> Comparison:
     """Train every method at every length with every seed and score it, on one split or several.
 
-    `data` are (X, y) with images or features X, or a source by name, path or object. Methods are names, classes, own
-    ones too, and instances, whose n_bits and random_state are replaced. `features` are for methods on features of
+    `data` are (X, y) with images or features X, or a source by name, path or object. Methods are names, classes (your
+    own too) or instances, whose n_bits and random_state are replaced. `features` are for methods on features of
     images, `settings` for all methods that have them; a variant's own come first. `splits` are those of the protocol of
     that name with the seeds `split_seed`, `split_seed` + 1, ...; or `protocol` is the splits themselves. `against`
     names the method that the paired tests compare with, by default the best. Without `out` nothing is written. `keep`
     saves the best model of the first split.
-    `share` caches the outputs of frozen blocks also where one network alone needs them, for other comparisons.
+    `share` caches the outputs of frozen blocks even if only one network needs them, for other comparisons.
     `commands` is what to type to repeat the comparison. Without `report`, tables, plots and report are not written.
 
     >>> compare((X, y), [DTSH(), ITQ(), Mine()], bits=[16, 48], seeds=3)
@@ -91,18 +91,18 @@ def compare(
     if isinstance(protocol, str | None):
         made: Sequence[Protocol] = make_protocols(source, protocol, split_seed, splits)
     elif splits > 1:
-        raise UsageError("splits are made by the name of a protocol; give that, or a list of protocols without splits")
+        raise UsageError("splits needs the name of a protocol; pass that, or a list of protocols without splits")
     else:
         made = [protocol] if isinstance(protocol, Protocol) else protocol
     for split in made:
         split.check(len(source.images))
     if not len(made[0].query):
-        raise UsageError(f"{source.name} has no labels, so there is nothing to score; give images with labels")
+        raise UsageError(f"{source.name} has no labels, so there is nothing to score; pass images with labels")
     folder = None if out is None else Path(out)
     if folder and (folder / "config.json").exists():
         raise UsageError(f"{folder} is a run folder; choose another --out")
     if keep and folder is None:
-        raise UsageError("keep needs a folder for the model; give out")
+        raise UsageError("keep needs a folder for the model; pass out")
     variants = Variant.by_name([methods] if isinstance(methods, str | type | Hasher) else methods)
     bits = [bits] if isinstance(bits, int) else bits
     hashers = plan_cells(source.images, variants, bits, features, seeds, len(made), len(made[0].train), settings or {})
@@ -229,7 +229,7 @@ class _Work:
 
         assert self.out is not None
         self.progress.say(
-            f"keeping {cell} in {self.out / 'model'}: best on these queries, so expect a little less on others"
+            f"keeping {cell} in {self.out / 'model'}: it was best on these queries, so expect a little less on others"
         )
         arrays = cell.features in (GIVEN, NUSWIDE)
         if not hasher.is_fitted() or (hasher.takes == "features" and not arrays):

@@ -144,7 +144,7 @@ def plan_cells(
         raise UsageError(f"seeds must be >= 1, got {seeds}")
     for name in settings:
         if all(name not in names for names in known.values()):
-            raise UsageError(f"none of {', '.join(classes)} has the setting '{name}'; leave it out")
+            raise UsageError(f"none of {', '.join(classes)} has the setting '{name}'; omit it")
     for kind in () if given else kinds:
         _require_features(kind)
 
@@ -234,7 +234,7 @@ def load_cell(
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError):
-        progress.say(f"note: {path} is damaged or of an older version; {cell} is computed again")
+        progress.say(f"note: {path} is damaged or from an older version; {cell} is computed again")
         return None
     identity = identity | {"topk": topk}
     if before != identity:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Comparison:
-    """Methods compared on the same splits. It shows itself as a table; `result` has everything as plain JSON values."""
+    """Methods compared on the same splits, shown as a table; `result` has everything as plain JSON values."""
 
     def __init__(self, result: dict[str, Any], average_precisions: Mapping[Cell, np.ndarray], out: Path | None = None):
         self.result, self.average_precisions, self.out = result, average_precisions, out
@@ -41,7 +41,7 @@ class Comparison:
         return tables.table_html(table, tables.title_of(self.result)) + f"<ul>{notes}</ul>"
 
     def plot(self, axes: Axes | None = None) -> Axes:
-        """MAP against the number of bits, a line per method and kind of features; gives the matplotlib axes."""
+        """Plot MAP against the number of bits, a line per method and kind of features; returns the matplotlib axes."""
         return plot_map(self.result, axes)
 
     def to_frame(self) -> Any:
@@ -58,7 +58,7 @@ class Comparison:
     def significance(self, a: str, b: str, n_bits: int | None = None) -> PairedTest:
         """Paired test of method `a` against `b` over the queries, at one length or, by default, the mean of all.
 
-        A method that was run on several kinds of features is named with them: "ITQ on gist".
+        Name a method that was run on several kinds of features with them: "ITQ on gist".
         """
         lengths = tuple(self.result["bits"] if n_bits is None else [n_bits])
         return self.test(_key(self.row(a)), _key(self.row(b)), lengths)

@@ -7,10 +7,10 @@ const POLL = 700; // milliseconds
 const KINDS = {
   identical: ["Identical files", "the same file"],
   copies: ["Copies", "the same photo, resized, recompressed, cropped, turned or framed"],
-  "look-alikes": ["Look-alikes", "another photo that looks like it"],
+  "look-alikes": ["Look-alikes", "a different photo that looks alike"],
 };
 const JOBS = {
-  duplicates: { title: "Duplicates", start: "Find duplicates", none: "No duplicates are found.", group: ["group", "groups"] },
+  duplicates: { title: "Duplicates", start: "Find duplicates", none: "No duplicates found.", group: ["group", "groups"] },
   groups: { title: "Groups", start: "Find groups", none: "There is nothing to group.", group: ["group", "groups"] },
 };
 const FIRST = 12; // images of a group that are shown at first

@@ -64,7 +64,7 @@ async function search(options, after) {
   } catch (error) {
     if (error.name === "AbortError") return;
     clearTimeout(slow);
-    $("status").textContent = answer ? "The results are those of the search before." : "";
+    $("status").textContent = answer ? "These are the results of the previous search." : "";
     showError(error.message, () => search(options, after));
   } finally {
     clearTimeout(slow);
@@ -263,7 +263,7 @@ function barcode(code, nBits, other = null) {
 const listed = (values) => (values.length < 2 ? values.join("") : `${values.slice(0, -1).join(", ")} and ${values.at(-1)}`);
 
 function nothing(found) {
-  if (!found.histogram) return "Nothing is found; try a larger radius, or any label.";
+  if (!found.histogram) return "Nothing found; try a larger radius, or any label.";
   const nearest = found.histogram.findIndex((n) => n > 0);
   if (nearest < 0) return `No image has the label ‘${readState().label}’.`;
   return `No image within ${plural(readState().radius, "bit", "bits")}. The nearest is ${plural(nearest, "bit", "bits")} away.`;
