@@ -13,28 +13,28 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HASHLENS_THREADS"] = "1"
 
 HERE = Path(__file__).parent
-LONGEST = [  # files that take half a minute or more
-    "hashers/test_common.py",
+LONGEST = [  # files that take a quarter of a minute or more
     "results/test_paper.py",
     "test_golden.py",
     "clicks/test_refine.py",
+    "hashers/test_common.py",
+    "cli/test_cli.py",
     "index/test_conformance.py",
     "server/test_hostile.py",
     "test_ranks.py",
-    "codes/test_export.py",
-    "results/test_tune.py",
     "test_base_install.py",
-    "codes/test_ray.py",
     "hashers/test_spectral.py",
-    "cli/test_cli.py",
-    "hashers/test_training.py",
+    "codes/test_export.py",
     "server/test_engine.py",
-    "test_strangers.py",
+    "results/test_tune.py",
+    "hashers/test_deep_images.py",
     "test_faults.py",
-    "index/test_library.py",
+    "codes/test_ray.py",
     "index/test_index_folder.py",
-    "server/test_access.py",
-    "test_fuzz.py",
+    "index/test_library.py",
+    "test_addresses.py",
+    "index/test_merging.py",
+    "test_strangers.py",
 ]
 
 
