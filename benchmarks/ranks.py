@@ -1,10 +1,11 @@
 """Two ranks of one thread against one process of one thread: speed of training, and MAP on CIFAR-10.
 
-    python -m benchmarks.ranks speed [--rounds 5] [--images 1280] [--batch 64]
+    python -m benchmarks.ranks speed [--rounds 5] [--images 3840] [--batch 256] [--sampling class-codes]
     python -m benchmarks.ranks map [--folder runs] [--epochs N] [--database 5000]
 
-`speed` fits DTSH with triplets formed inside the batch, in turns in one process and by two ranks, and compares the time
-of a step on the same global batch; what a step costs whatever its size (gradients, optimiser) is not divided by ranks.
+`speed` fits DTSH in turns in one process and by two ranks, and compares the time of a step on the same global batch.
+With `in-batch` triplets, batch norms have the statistics of the whole batch, so that ranks meet at each of them; with
+`class-codes` these stay fixed. What a step costs whatever its size (gradients, optimiser) is not divided by ranks.
 Where other work is on the cores (see load_average), seconds tell little; the processor time of rank 0 is the least that
 a step can take. `map` makes the same run, setting 1 at 32 bits, in both ways; rerun it to resume.
 With `--database`, runs that have a model are not evaluated on all 59,000 images: both models are compared on
@@ -39,20 +40,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("speed", "map", "steps"))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--images", type=int, default=1_280)
-    parser.add_argument("--batch", type=int, default=Training().batch_size)
+    parser.add_argument("--images", type=int, default=3_840)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--sampling", default="in-batch", choices=("in-batch", "class-codes"))
     parser.add_argument("--folder", type=Path, default=Path("runs"))
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--database", type=int)
     given = parser.parse_args()
     if given.what == "steps":
-        return steps(given.images, given.batch)
+        return steps(given.images, given.batch, given.sampling)
     found: dict[str, Any] = {}
     with suppress(FileNotFoundError):
         found = json.loads(FILE.read_text(encoding="utf-8"))
-    made = speed(given.rounds, given.images, given.batch) if given.what == "speed" else maps(given)
     if given.what == "speed":
-        made = found.get("speed", {}) | {f"{given.batch}": made}  # by images in a batch
+        measured = speed(given.rounds, given.images, given.batch, given.sampling)
+        made = found.get("speed", {}) | {given.sampling: measured}
+    else:
+        made = maps(given)
     write_json(FILE, found | {"machine": machine() | {"threads": 1}, given.what: made})
     print(json.dumps(made, indent=2))
 
@@ -64,7 +68,7 @@ def run(start: list[str], *arguments: Any) -> str:
     return subprocess.run(command, env=os.environ | one_thread, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def steps(n: int, batch_size: int) -> None:
+def steps(n: int, batch_size: int, sampling: str) -> None:
     """What each process runs: two epochs on n images; prints the times of their steps."""
     with joined() as ranks:
         source = open_source("cifar10")
@@ -76,19 +80,20 @@ def steps(n: int, batch_size: int) -> None:
             clock.append((time.perf_counter(), time.process_time()))
             return False
 
-        hasher = DTSH(32, sampling="in-batch", training=Training(epochs=2, batch_size=batch_size))
+        hasher = DTSH(32, sampling=sampling, training=Training(epochs=2, batch_size=batch_size))
         hasher.fit(source.images[rows], source.labels[rows], stop=tick)
         if ranks.first:
             print(json.dumps(np.diff(clock, axis=0).T.tolist()))
 
 
-def speed(rounds: int, images: int, batch_size: int) -> dict[str, Any]:
+def speed(rounds: int, images: int, batch_size: int, sampling: str) -> dict[str, Any]:
     times: dict[str, list[np.ndarray]] = {name: [] for name in STARTS}
     for _ in range(rounds):
         for name, start in STARTS.items():
-            output = run(start, "benchmarks.ranks", "steps", "--images", images, "--batch", batch_size)
+            how = ("--images", images, "--batch", batch_size, "--sampling", sampling)
+            output = run(start, "benchmarks.ranks", "steps", *how)
             times[name].append(np.array(json.loads(output)))
-    found: dict[str, Any] = {"rounds": rounds, "load_average": os.getloadavg()[0]}
+    found: dict[str, Any] = {"batch": batch_size, "rounds": rounds, "load_average": os.getloadavg()[0]}
     for name, some in times.items():
         seconds, cpu = np.concatenate(some, axis=1)
         found[name] = {

@@ -741,14 +741,17 @@ def ranks() -> str:
     measured = json.loads((RESULTS / "ranks.json").read_text(encoding="utf-8"))
     found = measured["map"]
     some = f", searched among {n:,} images of its database" if (n := found["one"].get("database")) else ""
-    batch, fastest = max(measured["speed"].items(), key=lambda row: int(row[0]))
+    fixed, shared = (measured["speed"][sampling] for sampling in ("class-codes", "in-batch"))
+    wall, cpu = "ratio_of_seconds_per_step", "ratio_of_cpu_seconds_per_step"
     return (
         f"On CIFAR-10, setting 1 at 32 bits{some}, one process reaches a MAP of {found['one']['map']:.4f} and two ranks"
-        f" {found['two']['map']:.4f} (`python -m benchmarks.ranks map`): the steps differ by rounding in bfloat16. A"
-        f" step with {batch} images in a batch was {fastest['ratio_of_seconds_per_step']:.2f} times as fast with two"
-        " ranks of one thread as in one process of one thread, on two cores that other work was on as well; each rank"
-        f" had {fastest['ratio_of_cpu_seconds_per_step']:.2f} times less to compute (`speed`). What a step costs"
-        " whatever its size, such as the optimiser, is not divided, so small batches gain less."
+        f" {found['two']['map']:.4f} (`python -m benchmarks.ranks map`): the steps differ by rounding in bfloat16. With"
+        f" {fixed['batch']} images in a batch, two ranks of one thread take a step {fixed[wall]:.2f} times as fast as"
+        f" one process of one thread where batch norms keep their statistics (`sampling=class-codes`; each rank spends"
+        f" {fixed[cpu]:.2f} times less CPU time), and {shared[wall]:.2f} times ({shared[cpu]:.2f}) where they use those"
+        " of the whole batch (`in-batch`), for which ranks meet at every batch norm (`python -m benchmarks.ranks"
+        " speed`). Costs that do not depend on the batch size, such as the optimizer step, are not divided, so small"
+        " batches gain less."
     )
 
 
