@@ -244,7 +244,7 @@ def test_train_on_several_splits(hashlens, tmp_path):
     photos, run = make_folder(tmp_path / "photos", n=30), tmp_path / "run"
     code, out, err = hashlens("train", photos, *SHALLOW, "--splits", 3, "--out", run)
     assert code == 0 and "split 3 of 3, seed 2" in err, err
-    assert "mean ± standard deviation over 3 splits" in out and "those of the first split" in out
+    assert "mean ± standard deviation over 3 splits" in out and "from the first split" in out
     page = (run / "report.html").read_text()
     assert "MAP, 3 splits" in page and "MAP, unlearned, 3 splits" in page and "MAP of a random ranking" in page
     result = json.loads((run / "result.json").read_text())

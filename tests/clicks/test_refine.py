@@ -44,7 +44,7 @@ def test_train_takes_the_same_file(tmp_path):
     [
         ("q", [], ["a"], "mark at least one image as more like this"),
         ("q", ["a"], ["a"], "an image is marked twice"),
-        ("q", ["q"], ["a"], "or is the query itself"),
+        ("q", ["q"], ["a"], "or is the query;"),
         ("q", ["a\nb"], ["c"], "line break"),
         ("q", list(map(str, range(101))), ["x"], "at most 100"),
     ],
@@ -174,7 +174,7 @@ def test_refine_and_undo(photos, rng):
     searcher = hashlens.search_folder(photos)
     index, original = searcher.index, codes_of(searcher.index)
     few = hashlens.refine(photos)
-    assert not few.changed and "nobody has clicked yet" in few.sentence
+    assert not few.changed and "there are no clicks yet" in few.sentence
     click(index, 4, rng)
     few = hashlens.refine(photos)
     assert not few.changed and "4 clicks on 4 queries are too few" in few.sentence
@@ -283,7 +283,7 @@ def test_on_the_command_line(photos, rng):
         return subprocess.run(command, capture_output=True, text=True)
 
     done = run(photos, "--quiet")
-    assert done.returncode == 0 and "held back in turn" in done.stdout and f"{photos} --undo" in done.stdout, done
+    assert done.returncode == 0 and "held out in turn" in done.stdout and f"{photos} --undo" in done.stdout, done
     undone = run(photos, "--undo", "--json", "--quiet")
     assert json.loads(undone.stdout)["changed"] and undone.stderr == ""
     wrong = run(photos / "nowhere")

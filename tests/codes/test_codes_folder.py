@@ -401,7 +401,7 @@ def test_separate_folders_stay_in_the_order_given(tmp_path):
 
 def test_missing_or_different_parts_are_refused(tmp_path):
     make_parts(tmp_path, only=(1, 3))
-    with pytest.raises(DataError, match="is part 1/3 of photos, and part 2/3 is not given"):
+    with pytest.raises(DataError, match="is part 1/3 of photos, and part 2/3 is missing"):
         open_together([tmp_path])
     make_parts(tmp_path, only=(2,), n=36)
     with pytest.raises(MismatchError, match="different lists"):

@@ -101,7 +101,7 @@ def test_copies(photos):
     assert found["different_labels"] == [{"cats/2.png": "cats", "dogs/cat.png": "dogs"}]
     text = describe_check(report)
     assert "duplicates  3\n" in text and "cats/1.png = cats/copy.png = cats/third.png" in text
-    assert "label noise groups of near-identical images with different labels: 1; give each" in text
+    assert "label noise groups of near-identical images with different labels: 1; correct the labels" in text
     assert "cats/2.png (cats) = dogs/cat.png (dogs)" in text
 
 

@@ -254,7 +254,7 @@ def test_what_is_refused(folder, rng, tmp_path):
     codes, items = made(rng, 3)
     with pytest.raises(DataError, match="2 codes and 3 items"):
         folder.add(codes[:2], items)
-    with pytest.raises(DataError, match="already holds an index"):
+    with pytest.raises(DataError, match="already contains an index"):
         IndexFolder.create(folder.path, 48, MODEL)
     with pytest.raises(DataError, match="has no index and no codes; build one with"):
         IndexFolder.open(tmp_path / "elsewhere")

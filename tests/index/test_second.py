@@ -150,7 +150,7 @@ def test_codes_without_a_second_one_are_refused(tmp_path):
         index.search(made(3).first, 1, by="both")
     with pytest.raises(UsageError, match="of codes of at most 507 bits, these have 600"):
         IndexFolder.create(tmp_path / "other", 600, MODEL, second_bits=128)
-    with pytest.raises(DataError, match="3 codes and 2 second ones"):
+    with pytest.raises(DataError, match="3 codes and 2 second codes"):
         Codes(made(3).packed, N_BITS, made(2).second)
 
 

@@ -510,7 +510,7 @@ def test_the_table_on_screen(made):
         "ITQ     0.300 ±0.001*   0.237† 0.300 ±0.001*    1,234",
     ], "numbers that look equal are equally best"
     assert notes.splitlines() == [
-        "best of its length",
+        "best at its length",
         "MAP@all, ties in database order",
         "mean ± standard deviation over 3 seeds of the methods; the split is the same for all",
         "train: seconds of training, mean over lengths and seeds; computing fixed features is not counted",
@@ -782,7 +782,7 @@ def test_paired_tests_are_over_the_queries_of_all_splits(digits, asked, monkeypa
 
 def test_splits_that_cannot_be_made_are_refused(digits, asked):
     split = make_protocol(digits)
-    with pytest.raises(UsageError, match="give that, or a list of protocols"):
+    with pytest.raises(UsageError, match="pass that, or a list of protocols"):
         compare(digits, ["lsh"], [8], features=["gist"], splits=2, protocol=split)
     with pytest.raises(UsageError, match=r"digits has one split only .*: omit --splits; .* --protocol split"):
         compare(Source("digits", digits.images, digits.labels, split=split), ["lsh"], [8], splits=2, features=["gist"])

@@ -161,7 +161,7 @@ def test_codes_in_hex(searcher):
         with pytest.raises(MismatchError, match="contains codes of 20 bits; search for one such code at a time"):
             searcher.search(wrong)
     for wrong in (True, 1.5, None, [1]):
-        with pytest.raises(UsageError, match="give an image, an id or a code"):
+        with pytest.raises(UsageError, match="pass an image, an id or a code"):
             searcher.search(wrong)
 
 
@@ -427,7 +427,7 @@ def test_the_nearest_may_come_from_an_engine(made, searcher, tmp_path, capsys):
     for asked in (["-k", "9"], ["--radius", f"{own['hits'][-1]['distance']}"]):
         assert [hit["id"] for hit in search(*asked, *there)["hits"]][:8] == nearest[1:]
     assert len(search("-k", "9", *there)["hits"]) == 9, "the next one takes its place"
-    for wrong, sentence in ((there[2:], "name it with --engine"), (there[:2], "the engine faiss needs a place")):
+    for wrong, sentence in ((there[2:], "choose one with --engine"), (there[:2], "the engine faiss needs a place")):
         with pytest.raises(UsageError, match=sentence):
             search(*wrong)
 

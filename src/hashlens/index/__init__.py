@@ -1,4 +1,4 @@
-"""Index: codes in, their nearest neighbours out; which engines can search besides ours (nothing is imported for it)."""
+"""Index: codes in, their nearest neighbours out; and the table of other engines, none of which is imported for it."""
 
 ENGINES = {  # name, which is that of the module in engines/ and of the extra: class, and what `where` is
     "milvus": ("MilvusIndex", "an address such as http://localhost:19530, or a file NAME.db"),

@@ -131,12 +131,12 @@ def refuse(taken: np.ndarray) -> None:
 def check_ids(ids: Any, n: int) -> np.ndarray:
     ids = np.asarray(ids)
     if ids.shape != (n,) or ids.dtype.kind not in "iu":
-        raise DataError(f"there are {n:,} codes; give as many ids, integers >= 0")
+        raise DataError(f"there are {n:,} codes; pass as many ids, integers >= 0")
     ids = ids.astype(np.int64)
     if n and ids.min() < 0:
         raise DataError(f"ids must be >= 0, got {ids.min()}")
     if len(np.unique(ids)) < n:
-        raise DataError("an id is given twice; each code needs its own id")
+        raise DataError("an id occurs twice; each code needs its own id")
     return ids
 
 

@@ -4,8 +4,8 @@ The one rule for "changed", which `index sync` and the index that follows a fold
 
 An image has changed if its size or labels are not those that the index has, or if its mtime is another and so is its
 content; which time is later does not matter, so a clock that goes back does no harm. One that was only touched keeps
-its code and its id, and the index notes the new time. An image of which the index does not know size and mtime (one of
-an older version) counts as changed once.
+its code and its id, and the index notes the new time. If the index does not know the size and mtime of an image (from
+an older version), the image counts as changed once.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class IndexFolder(Catalog):
         with alone_in(path):
             if (path / "index.json").exists():
                 raise DataError(
-                    f"{path} already holds an index; add to it with: hashlens index add {quoted(path)} CODES"
+                    f"{path} already contains an index; add to it with: hashlens index add {quoted(path)} CODES"
                 )
             if source is None or set(_names(path)) - {CLICKS}:  # clicks outlive the index of a folder of images
                 require_own(path, ["index.json"], "an index", option)

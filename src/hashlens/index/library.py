@@ -6,7 +6,7 @@ stopped or killed, and the next call resumes. Beside the files of an index (fold
 
   skipped.csv   images that cannot be read, with the reason, size and mtime: they are tried again when those change,
                 and each time if the reason can go away without that
-  clicks.csv    what a person has clicked, from which `hashlens refine` learns (clicks/)
+  clicks.csv    a person's clicks, from which `hashlens refine` learns (clicks/)
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def index_of(
     source : anything that `open_source` takes by name.
     model : folder of a model; the default is the general one.
     at : folder to keep the index in, instead of the cache.
-    stop : polled; when it returns True, what is done is saved and `Stopped` raised.
+    stop : called often; when it returns True, finished work is saved and `Stopped` is raised.
     """
     shows = Progress.of(progress)
     if source == "-":
-        raise UsageError("images from standard input cannot be kept up to date; give a folder or a list (.txt)")
+        raise UsageError("images from standard input cannot be kept up to date; pass a folder or a list (.txt)")
     opened = open_source(source, labels="optional", columns=columns, progress=shows.say)
     made_by = _Model(model)
     path = _cached(opened.address, made_by.facts) if at is None else Path(at)
@@ -117,7 +117,7 @@ def _open(path: Path, opened: Source, model: _Model, progress: Progress, kept: b
     except (DataError, MismatchError) as error:
         if kept:
             raise
-        progress.say(f"note: encoding all images again, since {error.message}")
+        progress.say(f"note: encoding all images again, because {error.message}")
         for entry in path.iterdir():
             if entry.name not in (LOCK, CLICKS):
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

@@ -179,7 +179,7 @@ class HammingIndex(Index):
         return (distances // (self.second_bits + 1) if by == "both" else distances), ids
 
     def within(self, codes: Codes, radius: int, *, among: Any = None, by: str = "first") -> list[Found]:
-        """For each query the distances and ids of all codes at most `radius` away; for `by` see `search`."""
+        """For each query, the distances and ids of all codes at most `radius` away; `by` is as in `search`."""
         codes, index = self._asked_by(codes, by)
         found = Index.within(index, codes.first, radius, among=among)
         if by == "both":
@@ -245,7 +245,7 @@ class HammingIndex(Index):
     def build_trees(self) -> None:
         """Make `search` read only some of the codes where that is faster, which it is for most trained codes.
 
-        This happens by itself, in the background, when so many queries were asked that it pays off.
+        This happens by itself, in the background, after enough queries to pay off.
         """
         self._build_trees([part for part in self.parts if part.tree is None and can_build(len(part))])
 
