@@ -282,9 +282,9 @@ def test_a_list_that_outgrew_the_manifest_is_read_up_to_it(tmp_path, monkeypatch
     ("how", "words"),
     [
         ({"model": OTHER}, r"made with mine 9f3c9f3c…, you gave theirs 77ab77ab….*cannot be mixed: use the same model"),
-        ({"source": "elsewhere"}, "begun with the source photos, not elsewhere; choose another --out"),
-        ({"shard_size": 7}, "begun with --shard-size 65536, not 7"),
-        ({"part": (2, 3)}, "begun with --part 1/1, not 2/3"),
+        ({"source": "elsewhere"}, "started with the source photos, not elsewhere; choose another --out"),
+        ({"shard_size": 7}, "started with --shard-size 65536, not 7"),
+        ({"part": (2, 3)}, "started with --part 1/1, not 2/3"),
     ],
 )
 def test_create_refuses_another_model_source_or_part(tmp_path, how, words):
