@@ -31,6 +31,7 @@ VIT = ["--backbone", "vit-tiny", "--image-size", "160", "--set", "lr=0.0003"]
 # images of a user's own: many classes with few images, near-duplicates, several labels per image
 OWN = {"birds100": ["birds100"], "grocery81": ["grocery81"], "voc2007": ["voc2007/voc2007.csv", "--protocol", "split"]}
 LENGTHS = ["--bits", "16,48"]
+SETTING2 = ["--bits", "48", "--frozen-blocks", "15"]
 SPLITS = [*LENGTHS, "--splits", "3"]
 # the classifier learns for as long as DTSH, in the same blocks and in the same way
 SAME = ["frozen_blocks=16", "images=45000", "lr=0.002", "weight_decay=0.1", "adapt=0"]
@@ -46,6 +47,8 @@ RUNS = {
     "cifar10-gist-tuned-slow": ["cifar10", "--methods", "ksh,splh,fasth", "--features", "gist", "--bits", "12,48"],
     "cifar10-gist-networks": ["cifar10", "--methods", "semantic,dh,dh-supervised", "--features", "gist"],
     "cifar10-deep": ["cifar10", "--methods", f"lsh,{TABLE1}", "--features", "deep"],
+    # the networks of table 3, with the same budget as in the reproduction
+    "cifar10-2-networks": ["cifar10", "--protocol", "cifar10-2", "--methods", "dtsh,dpsh,dsrh,dsch,drsch", *SETTING2],
     "cifar10-resnet50": ["cifar10", "--methods", TABLE1, "--features", "resnet50@112"],
     "mirflickr": [MIRFLICKR, "--methods", "dtsh,itq,lsh", "--features", "deep", "--bits", "12,48", "--splits", "3"],
     "mirflickr-vit": [MIRFLICKR, "--methods", "dtsh", "--bits", "48", *VIT],
