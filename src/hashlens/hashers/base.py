@@ -38,8 +38,8 @@ from hashlens.settings import (
     to_json,
 )
 
-SECOND = ("second_mean", "second_projection")  # what is learned of the second code, see second.py
-# what code that was written for right files raises on wrong ones
+SECOND = ("second_mean", "second_projection")  # the learned attributes of the second code, see second.py
+# raised by code that expects valid files when it meets invalid ones
 WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RuntimeError, MemoryError)
 
 
@@ -47,7 +47,7 @@ def never() -> bool:
     return False
 
 
-if TYPE_CHECKING:  # scikit-learn has no types; below a class without types, any argument would pass
+if TYPE_CHECKING:  # scikit-learn has no types, and a subclass of an untyped class accepts any argument
 
     class ScikitLearn:
         n_features_in_: int
@@ -74,7 +74,7 @@ class Declared:
 
 
 class Hasher(Declared, ScikitLearn):
-    """A method writes `_fit`, `_project`, `_state` and `_restore`; everything else is here, once.
+    """A method implements `_fit`, `_project`, `_state` and `_restore`; everything else is here, once.
 
     A method is a dataclass: its settings are fields, which the constructor only stores (scikit-learn's convention, so
     `clone` and `get_params` work). Names of learned attributes end in an underscore.
@@ -82,7 +82,7 @@ class Hasher(Declared, ScikitLearn):
 
     name: ClassVar[str] = "hasher"  # its row in METHODS; by default the name of the class in lower case
     supervised: ClassVar[bool] = True
-    needs_pairs: ClassVar[bool] = True  # whether labels teach nothing unless two images share one
+    needs_pairs: ClassVar[bool] = True  # whether fitting needs at least two images that share a label
     takes: ClassVar[str] = "features"
     deterministic: ClassVar[bool] = False  # whether random_state changes nothing
 
@@ -97,12 +97,12 @@ class Hasher(Declared, ScikitLearn):
         super().__init_subclass__(**how)
 
     def __new__(cls, *n_bits: int, **settings: Any) -> Self:
-        require_arguments(cls, settings)  # with a better sentence than Python's
+        require_arguments(cls, settings)  # with a clearer message than Python's
         return super().__new__(cls)
 
     @classmethod
     def preset(cls, name: str | None, n_bits: int, n_train: int = 5_000) -> Self:
-        """The method with its default settings or, for "published", with its paper's."""
+        """The method with its default settings or, for the preset "published", its paper's."""
         if name is None:
             return cls(n_bits)
         published: Any = getattr(cls, "published", None)
@@ -143,7 +143,7 @@ class Hasher(Declared, ScikitLearn):
         X = as_rows(X)
         if y is None and self.supervised and not is_features(X):
             X = as_images(X)
-            y = X.labels  # of a data set, a loader or a source
+            y = X.labels  # X is a data set, a loader or a source
         X = self._prepare(X, progress)
         labels = self._targets(y, len(X), progress) if self.supervised else None
         return self._learn(X, labels, run=run, progress=progress, stop=stop)
@@ -161,7 +161,7 @@ class Hasher(Declared, ScikitLearn):
         return labels
 
     def _refuse_wrong_use(self, unknown: dict[str, Any]) -> None:
-        """Before anything learned earlier is touched."""
+        """Raise errors before an earlier fit is overwritten."""
         for name in unknown:
             if name in {one.name for one in describe(type(self))}:
                 raise UsageError(f"'{name}' is a setting; pass it to {type(self).__name__}(...), not to fit")
@@ -180,7 +180,7 @@ class Hasher(Declared, ScikitLearn):
         try:
             self._fit(X, labels, **how)
         except BaseException:
-            self._forget()  # do not leave half a model
+            self._forget()  # leave no half-fitted model
             raise
         self.n_bits_ = self.n_bits
         return self
@@ -204,7 +204,7 @@ class Hasher(Declared, ScikitLearn):
             return getattr(encoder, what)(X, advance, shared=shared)
 
     def extractor(self) -> Extractor | None:
-        """What turns images into the input of `_project`; None if the model was trained on features."""
+        """Turns images into the input of `_project`; None if the model was trained on features."""
         return None
 
     def require_fitted(self) -> None:
@@ -264,9 +264,9 @@ class Hasher(Declared, ScikitLearn):
 
     @classmethod
     def load(cls, folder: str | Path, **given: Any) -> Self:
-        """The hasher that `save` wrote to `folder`; `given` are settings that cannot be saved: your own backbone.
+        """The hasher that `save` wrote to `folder`; `given` has settings that cannot be saved: your backbone.
 
-        The files may come from a stranger, so everything in them is checked before use.
+        The files may be untrusted, so everything in them is checked before use.
         """
         from safetensors import SafetensorError
         from safetensors.numpy import load as load_arrays
@@ -300,7 +300,7 @@ class Hasher(Declared, ScikitLearn):
 
     @classmethod
     def _with_settings(cls, params: Any, given: dict[str, Any]) -> Self:
-        """With settings from a file, all in range."""
+        """A hasher with settings from a file, each checked to be in range."""
         try:
             hasher = cls(**from_json(cls, conform(params, dict, "params")) | given)
             check(hasher)
@@ -309,13 +309,13 @@ class Hasher(Declared, ScikitLearn):
         return hasher
 
     def _require_same_state(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Refuse files that say anything which `save` would not have written."""
+        """Refuse files with anything that `save` would not have written."""
         state, again = self._state()
         header = {"hashlens": TEXT, "method": TEXT, "class": TEXT, "params": dict}
         schema = header | {optional("format"): FORMAT, optional("files"): {WEIGHTS: SHA256}}
         saved = {optional(name): json.loads(json.dumps(value)) for name, value in state.items()}
         conform(config, schema | saved, CONFIG)
-        again = {name: np.ascontiguousarray(array) for name, array in again.items()}  # as they are saved
+        again = {name: np.ascontiguousarray(array) for name, array in again.items()}  # in the layout that `save` writes
         described = [{name: (a.shape, a.dtype) for name, a in some.items()} for some in (arrays, again)]
         if described[0] != described[1]:
             wrong = min(
@@ -324,7 +324,7 @@ class Hasher(Declared, ScikitLearn):
             raise ValueError(f"{wrong} is not the array that it should be")
 
     def _require_codes(self) -> None:
-        """Refuse a model that does not turn what it takes into codes of n_bits."""
+        """Refuse a model that does not turn its input into codes of n_bits."""
         X = np.random.default_rng(0).standard_normal((32, self._n_projected))
         with np.errstate(all="ignore"):
             shape = self._project(self._validate(X)).shape
@@ -341,11 +341,11 @@ class Hasher(Declared, ScikitLearn):
 
     @property
     def second_bits_(self) -> int:
-        """The length of the second code that was learned; 0 without one."""
+        """The length of the learned second code; 0 without one."""
         return self.second_projection_.shape[1] if hasattr(self, "second_projection_") else 0
 
     def _learn_second(self, features: np.ndarray) -> None:
-        """Learn `second_mean_` (d,) and `second_projection_` (d, second_bits) from the features below the code."""
+        """Learn `second_mean_` (d,) and `second_projection_` (d, second_bits) from features under the hash layer."""
         from hashlens.hashers.second import learn_second
 
         if self.second_bits:
@@ -353,9 +353,9 @@ class Hasher(Declared, ScikitLearn):
             self.second_mean_, self.second_projection_ = (array.astype(features.dtype) for array in learned)
 
     def _project_both(self, X: np.ndarray) -> np.ndarray:
-        """Real values of the code and, beside them, of the second code, (n, n_bits + second_bits_).
+        """Real values of the code, followed by those of the second code, (n, n_bits + second_bits_).
 
-        X is what `extractor` gives: features, or what a network has made of them for both.
+        X is the output of `extractor`: features, or a network's outputs for both codes.
         """
         n = self._n_projected
         first = self._project(X[:, :n])
@@ -366,16 +366,16 @@ class Hasher(Declared, ScikitLearn):
 
     @property
     def _n_projected(self) -> int:
-        """Columns of what `_project` takes."""
+        """Number of columns that `_project` expects."""
         return self.n_features_in_
 
     def is_fitted(self) -> bool:
         return bool(self._learned())
 
-    __sklearn_is_fitted__ = is_fitted  # for its check_is_fitted, which takes lambda_ for something learned
+    __sklearn_is_fitted__ = is_fitted  # for check_is_fitted, which mistakes lambda_ for a learned attribute
 
     def _learned(self) -> list[str]:
-        params = self.get_params(deep=False)  # lambda_ is one
+        params = self.get_params(deep=False)  # lambda_ is a setting despite its underscore
         return [name for name in vars(self) if name.endswith("_") and name not in params]
 
     def _forget(self) -> None:
@@ -399,11 +399,11 @@ class Hasher(Declared, ScikitLearn):
         raise NotImplementedError
 
     def _project(self, X: np.ndarray) -> np.ndarray:
-        """Real values (n, n_bits) of features, or of what `extractor` gives for images."""
+        """Real values (n, n_bits) for features, or for the outputs of `extractor` on images."""
         raise NotImplementedError
 
     def _state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """What was learned, as JSON and as arrays."""
+        """Everything learned, as JSON and as arrays."""
         raise NotImplementedError
 
     def _restore(self, config: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
@@ -411,7 +411,7 @@ class Hasher(Declared, ScikitLearn):
 
 
 def as_rows(X: Any) -> Any:
-    """A data frame, a tensor or lists of numbers as an array (n, d); anything else, such as images, as it is."""
+    """A data frame, a tensor or lists of numbers as an array (n, d); anything else, such as images, unchanged."""
     listed = isinstance(X, list) and X and isinstance(X[0], list | tuple)
     array = np.asarray(X) if listed or hasattr(X, "__array__") else np.empty(0)
     return array if array.ndim == 2 else X

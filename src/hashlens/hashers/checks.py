@@ -1,4 +1,4 @@
-"""What every method must do, as small checks of each row of METHODS and, with `check_hasher`, of your class."""
+"""Checks of what every method must do, for each row of METHODS and, with `check_hasher`, for your own class."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +16,11 @@ from hashlens.errors import DataError, UsageError
 from hashlens.hashers.base import Hasher
 from hashlens.settings import describe
 
-Make = Callable[..., Hasher]  # a new hasher of 12 bits; with learning=True, one that may take longer to learn
+Make = Callable[..., Hasher]  # makes a new 12-bit hasher; with learning=True, one that may train for longer
 
 
 def check_hasher(hasher: type[Hasher] | Hasher, **settings: Any) -> None:
-    """Check a class of yours, or an instance of it; an AssertionError says what it gets wrong.
+    """Check your own class, or an instance of it; an AssertionError says what is wrong.
 
     Each check fits a few times, with 12 bits on 200 rows of 16 features: pass `settings` that make this fast.
     """
@@ -48,7 +48,7 @@ def clusters() -> tuple[np.ndarray, np.ndarray]:
 
 
 def map_of(codes: Codes, y: np.ndarray, n_queries: int = 50) -> float:
-    """Tie-aware MAP of the first rows as queries to all others."""
+    """Tie-aware MAP with the first rows as queries against all others."""
     from hashlens.results.metrics import evaluate_codes
 
     query = np.arange(len(y)) < n_queries
@@ -66,7 +66,7 @@ def refused(kind: type[Exception], words: str = "") -> Iterator[None]:
 
 
 def check_settings(make: Make, X: np.ndarray, y: np.ndarray) -> None:
-    """The constructor stores them and does nothing else; each has a meaning; fit leaves them alone."""
+    """The constructor only stores settings; each has a help text; fit does not change them."""
     cls: Any = type(make())
     names = list(make().get_params(deep=False))
     values = {name: object() for name in names}
@@ -110,7 +110,7 @@ def check_same_seed_same_codes(make: Make, X: np.ndarray, y: np.ndarray) -> None
 
 
 def check_global_random_state(make: Make, X: np.ndarray, y: np.ndarray) -> None:
-    """It is neither read nor changed, here of NumPy; tests of deep methods look at torch's."""
+    """NumPy's global random state is neither read nor changed; tests of deep methods check torch's."""
     np.random.seed(5)  # noqa: NPY002 (the old global state is what must not move)
     first = make().fit(X, y).project(X)
     assert np.random.random() == np.random.RandomState(5).random()  # noqa: NPY002
@@ -147,7 +147,7 @@ def check_float32_and_float64_agree(make: Make, X: np.ndarray, y: np.ndarray) ->
 
 
 def check_labels(make: Make, X: np.ndarray, y: np.ndarray) -> None:
-    """(n,) numbers, strings and (n, c) sets are understood; unsupervised methods do not look at them."""
+    """Labels may be (n,) numbers, strings or (n, c) sets; unsupervised methods ignore them."""
     codes = make().fit(X, y).encode(X)
     if not make().supervised:
         assert make().fit(X).encode(X).equals(codes)
@@ -202,7 +202,7 @@ def check_save_then_load(make: Make, X: np.ndarray, y: np.ndarray) -> None:
 
 
 def check_map_beats_chance(make: Make, X: np.ndarray, y: np.ndarray) -> None:
-    """By far and, with labels, random projections as well."""
+    """MAP beats chance by far and, with labels, random projections too."""
     rng = np.random.default_rng(1)
     hasher = make(learning=True).fit(X[50:], y[50:])
     own = map_of(hasher.encode(X), y)

@@ -8,7 +8,7 @@ that learns (DLBHC, DSCH, DRSCH) has parameters for the optimizer. A loss that r
 with a memory, DTSH's published sampling) also needs the `rows` of the batch. Call `loss.begin_epoch(epoch, epochs)` for
 a loss that changes during training (DPSH, DSCH, DRSCH); for others it does nothing.
 
-Each loss is next to its method, in deep/; what several losses share is here.
+Each loss is next to its method, in deep/; code shared by several losses is here.
 """
 
 from typing import Any
@@ -23,11 +23,11 @@ from hashlens.errors import DataError, UsageError
 
 
 class Loss(nn.Module):
-    """A subclass writes `compute`. What it remembers is a buffer and what it learns a parameter, for checkpoints."""
+    """A subclass implements `compute`. For checkpoints, its memory is in buffers and what it learns in parameters."""
 
     needs_labels = True
     needs_rows = False
-    mixes = False  # whether each image is compared with classes alone, so that one may be a mixture of two
+    mixes = False  # whether images are only compared with classes, so that two images may be mixed
 
     def __init__(self, n_bits: int):
         super().__init__()
@@ -53,7 +53,7 @@ class Loss(nn.Module):
         return value
 
     def compute(self, u: torch.Tensor, labels: Any, rows: Any) -> tuple[torch.Tensor, float | None]:
-        """The scalar, and the fraction of what is compared that is still wrong, if that means anything.
+        """The scalar, and the fraction of comparisons that are still wrong, if that is defined.
 
         `labels` are int64 (n,) or bool (n, c) on u's device; `rows` are row numbers in the training set.
         """
@@ -88,12 +88,12 @@ def same_class(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def quantisation_error(u: torch.Tensor) -> torch.Tensor:
-    """(n,): ||u - sgn(u)||^2 of each row; sgn is constant to the derivative."""
+    """(n,): ||u - sgn(u)||^2 of each row; sgn counts as constant in the derivative."""
     return (u - torch.where(u > 0, 1.0, -1.0).to(u.dtype)).square().sum(1)
 
 
 def squared_distances(x: torch.Tensor) -> torch.Tensor:
-    """(n, n): between all rows of x."""
+    """(n, n): squared distances between all rows of x."""
     norms = x.square().sum(1)
     return norms[:, None] + norms - 2 * x @ x.T
 
@@ -102,17 +102,17 @@ def ranking_hinge(distances: torch.Tensor, gains: torch.Tensor, margin: float) -
     """Mean over queries q of the weighted mean over pairs (i, j) of max(0, margin + D_qi - D_qj); and how many are > 0.
 
     i should be nearer than j: a pair counts where gains_qi > gains_qj and weighs their difference. With gains of 0 and
-    1 these are the triplets (query, positive, negative), all of one weight. A query is in no pair of its own; one
-    without pairs is left out of the mean.
+    1 these are the triplets (query, positive, negative) with equal weights. A query is never in its own pairs; queries
+    without pairs are left out of the mean.
     """
     others = ~torch.eye(len(gains), dtype=torch.bool, device=gains.device)
     least = gains.masked_fill(~others, torch.inf).amin(1, keepdim=True)
     query, nearer = torch.nonzero(others & (gains > least), as_tuple=True)
-    if not len(query):  # a batch of one class, or without a pair of it
+    if not len(query):  # the batch has one class only, or no positive pair
         return distances.sum() * 0, 0.0
     weight = F.relu(gains[query, nearer][:, None] - gains[query]) * others[query]  # (pairs, n)
-    total = gains.new_zeros(len(gains)).index_add(0, query, weight.sum(1))  # of each query
-    # F.embedding selects rows as distances[query] would, but adds up gradients in the same order with any threads
+    total = gains.new_zeros(len(gains)).index_add(0, query, weight.sum(1))  # per query
+    # like distances[query], but F.embedding adds up gradients in the same order with any number of threads
     hinge = F.relu(margin + distances[query, nearer][:, None] - F.embedding(query, distances))
     means = (hinge * weight).sum(1) / total[query]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The table of methods. Everything that lists methods iterates over it; none is imported before it is used."""
+"""The table of methods: all lists of methods are made from it, and a method is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ IMAGES, FEATURES, LABELLED = "images and labels", "features", "features and labe
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the table; the class is imported only when it is used."""
+    """One row of the table; the class is imported on first use."""
 
     path: str  # module below hashlens.hashers, and class
-    learns_from: str  # methods that learn from images take features too
+    learns_from: str  # methods that learn from images also take features
     summary: str
     paper: str
 
@@ -109,7 +109,7 @@ def make_hasher(name: str, **params: Any) -> Hasher:
 def load(folder: str | Path, **given: Any) -> Hasher:
     """The hasher that `save` wrote to `folder`, of any method; `given` as in `Hasher.load`.
 
-    Import a class of your own first: nothing is imported because a file names it.
+    Import your own class first: a class named in a file is never imported automatically.
     """
     try:
         config = ModelFolder(Path(folder)).config()

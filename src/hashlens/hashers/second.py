@@ -1,7 +1,7 @@
-"""The second code: features under a hash layer in, a projection out whose signs are a longer code of an image.
+"""The second code: features under the hash layer in, a projection whose signs are a longer code out.
 
-It is ITQ, fitted without labels: it keeps what the features know about an image, while the first code keeps what the
-labels asked for. So it tells apart images with the same first code, and works for unseen classes.
+It is ITQ, fitted without labels: it preserves the features of an image, while the first code preserves its labels. So
+it distinguishes images with equal first codes, and works for unseen classes.
 """
 
 import numpy as np
@@ -10,8 +10,8 @@ from scipy import linalg
 from hashlens.hashers.shallow.itq import quantising_rotation
 from hashlens.hashers.shallow.spectral import principal_directions
 
-ROWS = 20_000  # that it is fitted on; more change nothing
-N_ITERATIONS = 50  # of ITQ, as in its paper
+ROWS = 20_000  # to fit on; more make no difference
+N_ITERATIONS = 50  # ITQ iterations, as in its paper
 
 
 def learn_second(features: np.ndarray, n_bits: int, random_state: int) -> tuple[np.ndarray, np.ndarray]:
@@ -27,7 +27,7 @@ def learn_second(features: np.ndarray, n_bits: int, random_state: int) -> tuple[
 
 
 def _principal_directions(X: np.ndarray, n: int) -> np.ndarray:
-    """The same as `principal_directions`; with fewer rows than columns far faster, in their space."""
+    """Like `principal_directions`, but far faster with fewer rows than columns."""
     if len(X) >= X.shape[1]:
         return principal_directions(X, n)
     basis = linalg.qr(X.T, mode="economic")[0]

@@ -1,1 +1,1 @@
-"""Deep hashers: a network, a loss and the one training loop. The only hashers that need torch."""
+"""Deep hashers, the only ones that need torch: networks, losses and the one training loop."""

@@ -1,4 +1,4 @@
-"""DeepHasher: what all deep methods share. Images or features in, a trained network and its codes out."""
+"""DeepHasher, the base of all deep methods: images or features in, a trained network and its codes out."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ class DeepHasher(Hasher):
     """
 
     takes: ClassVar[str] = "images"
-    beside_network: ClassVar[tuple[str, ...]] = ()  # arrays learned beside its weights, without the last underscore
+    beside_network: ClassVar[tuple[str, ...]] = ()  # learned arrays besides weights, without the trailing underscore
 
     head: str = setting("linear", "hash layer on top of the backbone; paper: linear", choices=HEADS)
     backbone: str | nn.Module = setting(
@@ -53,9 +53,9 @@ class DeepHasher(Hasher):
     training: Training = DEFAULT_TRAINING
 
     def _loss(self, labels: Any) -> Loss:
-        """The loss for these training labels: by default NAMELoss beside the class NAME or a base of it.
+        """The loss for these training labels: by default NAMELoss, in the module of the class NAME or of its base.
 
-        What its constructor asks for are settings of the method, `labels` and `n_classes`.
+        Its constructor's arguments are filled from the method's settings, `labels` and `n_classes`.
         """
         known = vars(self) | {"labels": labels, "n_classes": labels.n_classes}
         for cls in type(self).__mro__:
@@ -65,25 +65,25 @@ class DeepHasher(Hasher):
         raise NotImplementedError(f"write {type(self).__name__}Loss beside {type(self).__name__}, or its _loss")
 
     def _recipe(self, labels: Any, pretrained: bool) -> Mapping[str, Any]:
-        """What settings of training that are none stand for; fixed features count as pretrained."""
+        """Values for training settings that are None; fixed features count as pretrained."""
         return RECIPE
 
     def _n_frozen(self, info: Network, n_blocks: int) -> int:
-        """Leading blocks that are not trained, where the user does not say."""
+        """The default number of leading blocks that are not trained."""
         return min(info.frozen, n_blocks)
 
     def _start(self, network: nn.Sequential, inputs: Inputs, labels: Any, loss: Any, adapt: bool) -> None:
-        """Choose where training starts, if not with random weights; the last module of `network` is the hash layer.
+        """Set initial weights other than random ones; the last module of `network` is the hash layer.
 
         `adapt` says whether batch norms will use the statistics of the batch.
         """
 
     def _keep(self, loss: Any, features: Callable[[], np.ndarray]) -> None:
-        """Keep what is learned beside the network, by the loss or of the features under the hash layer, if anything."""
+        """Keep anything learned outside the network, by the loss or from the features under the hash layer."""
 
     @property
     def _n_outputs(self) -> int:
-        """Outputs of the network per image: one per bit, unless the code is made of something else."""
+        """Outputs of the network per image: one per bit, unless the code is computed otherwise."""
         return self.n_bits
 
     def _validate(self, X: Any) -> Any:
@@ -103,7 +103,7 @@ class DeepHasher(Hasher):
         progress: Progress | bool = False,
         stop: Callable[[], bool] = never,
     ) -> None:
-        """Learn from `Labels`, or from what else `_targets` gives."""
+        """Learn from `Labels`, or whatever `_targets` returns."""
         loss, ranks = self._loss(labels), current()
         progress = Progress.of(progress) if ranks.first else Progress(quiet=True)
         prepare_cpu()
@@ -116,7 +116,7 @@ class DeepHasher(Hasher):
         self.precision_ = training.precision
         frozen = self.network_[: 1 + self.frozen_blocks_].state_dict() if self.frozen_blocks_ else {}
         data = X.tobytes() if isinstance(X, np.ndarray) else X.fingerprint().encode()
-        identity = {  # what a checkpoint must agree with and does not contain
+        identity = {  # not in the checkpoint, but must match to resume from it
             "method": self.name,
             **to_json(self),
             **self._chosen(),
@@ -152,7 +152,7 @@ class DeepHasher(Hasher):
             self.probe_ = self._whole().probe
 
     def _build(self, X: Any) -> None:
-        """Choose what was not set and build the network; its random part depends on the seed alone."""
+        """Choose what was not set and build the network; its random weights depend only on the seed."""
         self.backbone_ = self._choose_backbone(X)
         self.image_size_ = self.frozen_blocks_ = 0
         if self.backbone_ != "none":
@@ -187,7 +187,7 @@ class DeepHasher(Hasher):
         try:
             with torch.inference_mode():
                 shape = blocks.eval()(image).shape
-        except RuntimeError as error:  # nothing is left of the image after some layer, or the network wants one size
+        except RuntimeError as error:  # the image shrinks to nothing in some layer, or the network needs another size
             usual = network_info(self._network_of).size
             advice = f"omit --image-size, or try {usual}" if usual else f"try another image_size ({error})"
             raise UsageError(f"{self.backbone_} cannot take images of {self.image_size_} pixels; {advice}") from error
@@ -197,7 +197,7 @@ class DeepHasher(Hasher):
 
     @property
     def _network_of(self) -> str | nn.Module:
-        """What `network_info` and `build_blocks` take."""
+        """The network's name or module, for `network_info` and `build_blocks`."""
         return self.backbone if isinstance(self.backbone, nn.Module) else self.backbone_
 
     def _choose_backbone(self, X: Any) -> str:
@@ -208,7 +208,7 @@ class DeepHasher(Hasher):
         return "small-cnn" if isinstance(X, ArrayImages) and X.tiny_grey else "efficientnet-lite0"
 
     def _inputs(self, X: Any, device: str, progress: Progress) -> tuple[Inputs, nn.Sequential]:
-        """What the loop reads, and the part of the network that it trains."""
+        """The inputs of the training loop, and the part of the network that it trains."""
         if isinstance(X, np.ndarray):
             return ArrayInputs([X]), self.network_
         flip = network_info(self._network_of).flip if self.training.flip is None else self.training.flip
@@ -231,7 +231,7 @@ class DeepHasher(Hasher):
         return None if self.backbone_ == "none" else self._whole()
 
     def _whole(self) -> Extractor:
-        """The whole network; its frozen part is the stem, which models with the same frozen part can share."""
+        """The whole network; its frozen part is the stem, shared by models with the same frozen part."""
         cut = 1 + self.frozen_blocks_ if self.frozen_blocks_ else 0  # the preprocessing comes first
         network = self.network_
         if self.second_bits_:
@@ -240,7 +240,7 @@ class DeepHasher(Hasher):
         return Extractor.of_network(network, self.image_size_, cut=cut, device=self.training.device)
 
     def _project(self, X: np.ndarray) -> np.ndarray:
-        """Outputs of the network, which are all there is to do, or features."""
+        """Real values from features; for images X already has the network's outputs."""
         if self.backbone_ != "none":
             return X
         with torch.inference_mode():
@@ -251,13 +251,13 @@ class DeepHasher(Hasher):
         return self.n_features_in_ if self.backbone_ == "none" else self._n_outputs
 
     def _chosen(self) -> dict[str, Any]:
-        """The settings that the method or the machine chooses where the user does not."""
+        """The settings that were chosen by the method or for the machine because the user left them open."""
         names = ("backbone", "image_size", "frozen_blocks", "precision")
         return {name: getattr(self, f"{name}_") for name in names}
 
     def _state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         learned = self._chosen() | {"n_features": self.n_features_in_}
-        if self.backbone_ != "none":  # other runtimes must know how to feed the network
+        if self.backbone_ != "none":  # other runtimes need to know the network's input
             learned["network"] = describe_network(self._network_of, self.network_[:-1])
         arrays = {name: value.numpy() for name, value in self.network_.state_dict().items()}
         if self.backbone_.startswith(OWN):
@@ -287,7 +287,7 @@ class DeepHasher(Hasher):
             self.network_.load_state_dict({name: torch.from_numpy(value) for name, value in arrays.items()})
         except HashlensError:
             raise
-        except Exception as error:  # impossible sizes, unknown names, another module
+        except Exception as error:  # impossible sizes, unknown names, a different module
             raise ValueError("its weights do not fit its configuration") from error
         self.network_.eval()
         if self.backbone_ != "none":

@@ -12,19 +12,19 @@ from hashlens.hashers.shallow.itq import quantising_rotation
 from hashlens.hashers.shallow.spectral import NULL, eigenvectors
 
 ROTATIONS = 50  # iterations, as in ITQ
-RIDGE = 1.0  # of the covariance within classes, relative to its mean eigenvalue
-SHRINKAGE = 0.1  # of the regression, likewise
-TURNS = 20  # bits turned per class before `separated` gives up
+RIDGE = 1.0  # on the covariance within classes, relative to its mean eigenvalue
+SHRINKAGE = 0.1  # ridge of the regression, relative in the same way
+TURNS = 20  # bits flipped per class before `separated` gives up
 
 
 def class_codes(features: np.ndarray, labels: Labels, n_bits: int, apart: int, random_state: int) -> np.ndarray:
-    """(n_classes, n_bits) of -1 and 1, float32; any two differ in `apart` bits, as far as there is room.
+    """(n_classes, n_bits) of -1 and 1, float32; any two differ in at least `apart` bits, if there is room.
 
-    The mean features of the classes, whitened by the covariance within classes, along the directions in which they
-    differ most, rotated to be near their own signs.
+    The mean features of the classes are whitened by the covariance within classes, projected onto the directions in
+    which they differ most, and rotated to be near their own signs.
     """
     means, within = class_statistics(features, labels)
-    ridge = RIDGE * np.trace(within) / len(within) or 1.0  # no spread at all: a single image per class
+    ridge = RIDGE * np.trace(within) / len(within) or 1.0  # 0 with a single image per class
     root = linalg.cholesky(within + ridge * np.eye(len(within)), lower=True)
     white = linalg.solve_triangular(root, means.T, lower=True).T
     white -= white.mean(0)
@@ -50,9 +50,9 @@ def class_statistics(features: np.ndarray, labels: Labels) -> tuple[np.ndarray, 
 
 
 def separated(values: np.ndarray, apart: int) -> np.ndarray:
-    """The signs of `values` (c, n_bits), the cheapest of them turned until any two rows differ in `apart` places.
+    """The signs of `values` (c, n_bits), the cheapest of them flipped until any two rows differ in `apart` places.
 
-    Turning a sign costs the size of its value. Where there is no room, rows are as far apart as a few turns get them.
+    Flipping a sign costs its absolute value. Without enough room, rows are as far apart as a few flips get them.
     """
     codes = signs(values)
     c, n_bits = codes.shape
@@ -70,7 +70,7 @@ def separated(values: np.ndarray, apart: int) -> np.ndarray:
             agreeing = np.flatnonzero(codes[a] == codes[b])
             moved = distance[row] + codes[row, agreeing, None] * codes[:, agreeing].T  # (agreeing, c)
             crowded = (np.maximum(0, apart - moved) ** 2).sum(1) - (np.maximum(0, apart - distance[row]) ** 2).sum()
-            back = codes[row, agreeing] != np.where(values[row, agreeing] > 0, 1, -1)  # turned before
+            back = codes[row, agreeing] != np.where(values[row, agreeing] > 0, 1, -1)  # flipped before
             total = np.where(back, -1, 1) * price[row, agreeing] + crowded / 2
             k = int(total.argmin())
             if best is None or total[k] < best[0]:
@@ -78,11 +78,11 @@ def separated(values: np.ndarray, apart: int) -> np.ndarray:
         assert best is not None
         _, row, bit = best
         change = codes[row, bit] * codes[:, bit]
-        left_behind = np.flatnonzero((distance[row] == nearest) & (change > 0))  # `row` was their nearest
+        left_behind = np.flatnonzero((distance[row] == nearest) & (change > 0))  # rows whose nearest was `row`
         distance[row] += change
         distance[:, row] = distance[row]
         codes[row, bit] *= -1
-        price[row, bit] += 0.2  # or two rows would turn the same bits for ever
+        price[row, bit] += 0.2  # otherwise two rows could flip the same bits for ever
         nearest = np.minimum(nearest, distance[row])
         for one in (row, *left_behind):
             nearest[one] = distance[one].min()

@@ -9,28 +9,28 @@ from hashlens.data.labels import Labels
 from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.losses import Loss, classification_loss
 
-CANDIDATES = 256  # random codes among which the code of a class is chosen
+CANDIDATES = 256  # random codes from which the code of a class is chosen
 
 
 class ClassifierCode(DeepHasher):
-    """A plain classifier; the code of an image is that of its predicted class.
+    """A plain classifier; the code of an image is the code of its predicted class.
 
     After A. Sablayrolles, M. Douze, N. Usunier, H. Jegou, "How Should We Evaluate Supervised Hashing?", ICASSP 2017,
     who show that under the usual protocol, with queries of classes seen in training, encoding a classifier's answer
-    scores higher than the supervised hashing methods of its time. That is why it is here: a method that does not beat
-    it on the same network has only shown that the network can classify. It is not meant for use: images of unseen
+    scores higher than the supervised hashing methods of its time. It serves as a baseline: a method that does not beat
+    it on the same network has only shown that the network can classify. Do not use it for retrieval: images of unseen
     classes get the codes of other classes.
 
     Minimises the cross-entropy of softmax(z) and the class for the class scores z of the network. Classes get codes of
-    n_bits before training: one after the other, the candidate among 256 random codes that is farthest from its
-    nearest code so far. Label sets: binary cross-entropies, and the code is the sign of the sum over labels of
-    (sigmoid(z_c) - p_c) r_c, with p_c the fraction of training images that have label c and r_c normal random numbers,
-    so that codes differ as the angle between the label probabilities does.
+    n_bits before training, one after the other: of 256 random candidates, the one farthest from its nearest code so
+    far. Label sets: binary cross-entropies, and the code is the sign of the sum over labels of (sigmoid(z_c) - p_c)
+    r_c, with p_c the fraction of training images that have label c and r_c normal random numbers, so that the distance
+    of codes follows the angle between label probabilities.
 
     Differences from the paper: it writes the class number in as few bits as needed, and treats one class per image
     only. For label sets, probabilities minus the frequency of the label are used, not the scores z themselves: most
     labels are absent from most images, and their scores, all far below 0, would give all images one code. In the
-    history of training, `quantisation` and `dead_bits` are those of class scores.
+    training history, `quantisation` and `dead_bits` refer to class scores.
     """
 
     needs_pairs = False
@@ -79,7 +79,7 @@ class ClassifierCodeLoss(Loss):
 
 
 def distant_codes(n: int, n_bits: int, rng: np.random.Generator) -> np.ndarray:
-    """(n, n_bits) of -1 and 1, each far from those before it; equal ones only if no candidate differs."""
+    """(n, n_bits) of -1 and 1, each far from the ones before it; equal only if no candidate differs."""
     codes = np.empty((n, n_bits), np.float32)
     for i in range(n):
         candidates = rng.choice(np.array([-1, 1], np.float32), (CANDIDATES, n_bits))

@@ -1,4 +1,4 @@
-"""CNNH, convolutional neural network hashing: labels in, codes that factorise them out, which a network learns."""
+"""CNNH, convolutional neural network hashing: labels in, a network that predicts their factors out."""
 
 from typing import Any
 
@@ -23,11 +23,11 @@ class CNNH(DeepHasher):
     the mean of log(1 + exp(-sgn(h) u)) over images and bits.
 
     Differences from the paper: the network is ours, pretrained, where the paper trains a small one from scratch; AdamW
-    with a one-cycle schedule; horizontal flips. The paper says of its second stage that each output predicts a bit;
-    the logistic loss is our reading of it. A step of coordinate descent that would increase the objective is not
-    taken, where the paper discards the sweep. Its n x n residual is never formed: images with the same labels have
-    the same row of S, so that sums over images become sums over the distinct label sets; the steps are the
-    same. The variant that also predicts classes, CNNH+, is not here.
+    with a one-cycle schedule; horizontal flips. The paper says that each output of its second stage predicts a bit; the
+    logistic loss is our reading of that. A step of coordinate descent that would increase the objective is not taken,
+    where the paper discards the sweep. Its n x n residual is never formed: images with the same labels have the same
+    row of S, so sums over images become sums over distinct label sets, with the same steps. The variant that also
+    predicts classes, CNNH+, is not implemented.
     """
 
     n_sweeps: int = setting(5, "passes over the entries of the factor; paper, as we recall it: 5", low=1)
@@ -52,8 +52,8 @@ class CNNHLoss(Loss):
 def factorise(labels: Labels, n_bits: int, n_sweeps: int, rng: np.random.Generator) -> np.ndarray:
     """H (n, n_bits) in [-1, 1] with H H^T / n_bits near S.
 
-    With `kind` the label set of each image, S_ij = T[kind_i, kind_j], so that S H = T[kind] @ sums.T where `sums`
-    adds up the rows of H of each kind.
+    `kind` is the label set of each image: S_ij = T[kind_i, kind_j], so S H = T[kind] @ sums.T, where `sums` adds up the
+    rows of H of each kind.
     """
     _, first, kind = np.unique(labels.values, axis=0, return_index=True, return_inverse=True)
     kind = kind.reshape(-1)
@@ -72,7 +72,7 @@ def _sums(H: np.ndarray, kind: np.ndarray, n_kinds: int) -> np.ndarray:
 
 @njit(nogil=True, cache=True)
 def _sweep(H, kind, T, sums, products, order):  # type: ignore[no-untyped-def]
-    """Visit all entries of H; `sums` of the rows of each kind and `products` H^T H follow every change.
+    """Visit all entries of H; `sums` (rows of H per kind) and `products` (H^T H) are updated with every change.
 
     With R = H H^T - n_bits S and g1, g2 the derivatives of ||R||^2 in H_ij, a step t changes it by exactly
     g1 t + g2 t^2 / 2 + 4 H_ij t^3 + t^4.

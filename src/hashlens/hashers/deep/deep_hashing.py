@@ -12,7 +12,7 @@ from hashlens.hashers.losses import Loss, same_class, squared_distances
 from hashlens.hashers.shallow.spectral import principal_directions
 from hashlens.settings import setting
 
-# units of the two layers before the code, for 16, 32 and 64 bits in the paper
+# units of the two layers before the code, in the paper for 16, 32 and 64 bits
 PAPER_BITS, PAPER_WIDTHS = (16, 32, 64), ((60, 80, 100), (30, 50, 80))
 
 
@@ -30,7 +30,7 @@ class DeepHashing(FeatureNetwork):
     paper's 16, 32 and 64 bits by interpolation. Features are centred and divided by one number, so that the initial
     outputs of the first layer have variance 1 on average. The first term is a mean over rows, where the paper prints a
     sum: next to it, the other terms would count less the more rows there are. The weights are the paper's for 5,000
-    rows; `published` has those for your number of rows.
+    rows; `published` adapts them to your number of rows.
     """
 
     name = "dh"
@@ -58,7 +58,7 @@ class DeepHashing(FeatureNetwork):
     def _learn_network(self, x: torch.Tensor, labels: Labels | None) -> nn.Sequential:
         network = dense_layers([x.shape[1], *self._widths], nn.Tanh)
         start(network, x)
-        alpha = getattr(self, "alpha", 0.0)  # of the supervised variant
+        alpha = getattr(self, "alpha", 0.0)  # only the supervised variant has it
         loss = DeepHashingLoss(network, self.lambda1, self.lambda2, self.lambda3, alpha)
         self._train(network, loss, x, labels, self.epochs)
         return network
@@ -85,7 +85,7 @@ class SupervisedDeepHashing(DeepHashing):
 
 
 def start(network: nn.Sequential, x: torch.Tensor) -> None:
-    """Principal directions, then identities; zeros where there are no more of either."""
+    """Start the first layer as principal directions and the others as identities, padded with zeros."""
     layers = linear_layers(network)
     directions = principal_directions(x.double().numpy(), layers[0].out_features)
     with torch.no_grad():
@@ -102,7 +102,7 @@ class DeepHashingLoss(Loss):
     def __init__(self, network: nn.Sequential, lambda1: float, lambda2: float, lambda3: float, alpha: float):
         layers = tuple(linear_layers(network))
         super().__init__(layers[-1].out_features)
-        self.layers = layers  # a tuple: their weights belong to the network
+        self.layers = layers  # a tuple, so that their weights stay the network's alone
         self.lambda1, self.lambda2, self.lambda3, self.alpha = lambda1, lambda2, lambda3, alpha
         self.needs_labels = alpha != 0
 

@@ -27,8 +27,8 @@ class DPSH(DeepHasher):
     one-cycle schedule; horizontal flips. The sums are divided by the number of pairs. As in the authors' code, a batch
     is paired with the remembered outputs of the whole training set, itself included, and the gradient goes through
     the batch only. Similar pairs together weigh as much as the others, and the hash layer learns on centred
-    features: with a hundred classes one pair in a hundred is similar, and in a few epochs, instead of the authors' 150,
-    all outputs would only move away from each other. `published` does neither.
+    features: with a hundred classes only one pair in a hundred is similar, and in a few epochs, instead of the authors'
+    150, outputs would only learn to move apart. `published` does neither.
     """
 
     eta: float = setting(
@@ -65,17 +65,17 @@ class DPSH(DeepHasher):
             drawn = network[-1].state_dict()
             features = outputs_of(network[:-1], inputs, adapt)
             layer = Standardised(features, drawn["weight"].T.numpy(), drawn["bias"].numpy())
-            layer.scale.fill_(1)  # features of unit variance were worse
+            layer.scale.fill_(1)  # scaling features to unit variance gave lower MAP
             network[-1] = self.network_[-1] = layer
 
 
 class DPSHLoss(Loss):
     """Mean over pairs of softplus(theta) - s theta, + eta / n mean ||u - sgn(u)||^2.
 
-    With `balance`, half of the mean over similar pairs and half of that over dissimilar ones instead of the first term.
-    With the `labels` of the whole training set, pairs are (batch, training set) after the fraction `memory_from` of all
-    epochs; before, and without these labels, they are within the batch. n is the number of images that are remembered,
-    or of those in the batch.
+    With `balance`, the first term is half the mean over similar pairs plus half the mean over dissimilar ones. With the
+    `labels` of the whole training set, pairs are (batch, training set) after the fraction `memory_from` of all epochs;
+    before, and without these labels, they are within the batch. n is the number of remembered images, or else the batch
+    size.
     """
 
     bank: torch.Tensor
@@ -94,8 +94,8 @@ class DPSHLoss(Loss):
         self.eta, self.memory_from, self.balance, self.needs_rows = eta, memory_from, balance, labels is not None
         if labels is not None:
             self.register_buffer("labels", label_tensor(labels), persistent=False)
-            self.register_buffer("bank", torch.zeros(len(self.labels), n_bits))  # zeros until an image was first seen
-            self.register_buffer("uses_bank", torch.tensor(memory_from == 0))  # a buffer: it is kept in a checkpoint
+            self.register_buffer("bank", torch.zeros(len(self.labels), n_bits))  # zeros for images not seen yet
+            self.register_buffer("uses_bank", torch.tensor(memory_from == 0))  # a buffer, to be saved in checkpoints
 
     def begin_epoch(self, epoch: int, epochs: int) -> None:
         if self.needs_rows:

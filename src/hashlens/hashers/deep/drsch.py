@@ -9,8 +9,8 @@ from hashlens.hashers.deep.base import DeepHasher
 from hashlens.hashers.losses import Loss, ranking_hinge, same_class, squared_distances
 from hashlens.settings import setting
 
-# A batch of the released configuration has 100 images. lambda weighs the regulariser of one image, half the sum over
-# its pairs, against the mean over triplets; against the mean over pairs it is lambda * 100 / 2.
+# A batch of the released configuration has 100 images. lambda multiplies half the sum over an image's pairs, beside a
+# mean over triplets; for the mean over pairs the factor is lambda * 100 / 2.
 HALF_PAIRS = 50
 UNLIKE = 0.001  # affinity of images that share no label, as in the released configuration
 
@@ -25,10 +25,10 @@ class DSCH(DeepHasher):
     triplets (query, positive, negative) the sum of max(D_qp - D_qn, threshold).
 
     Differences from the paper: the backbone is EfficientNet-Lite and its leading blocks stay frozen; one linear layer
-    where the paper has two ("layers" is as the paper); AdamW with a one-cycle schedule; horizontal flips. Triplets are
+    where the paper has two (head="layers" has both); AdamW with a one-cycle schedule; horizontal flips. Triplets are
     all those in the batch, and the hinge is a mean over them. The threshold is constant, where the released
-    configuration lowers it slowly. Codes are compared by plain Hamming distance. `bit_weights_` has the weights; the
-    columns of `signs()` with the largest squared weights are a shorter code.
+    configuration lowers it slowly. Codes are compared by plain Hamming distance. `bit_weights_` has the weights; for a
+    shorter code, keep the columns of `signs()` with the largest squared weights.
     """
 
     beside_network = ("bit_weights",)
@@ -63,7 +63,7 @@ class DRSCH(DSCH):
 class DSCHLoss(Loss):
     """Mean over queries of the mean of max(D_qp - D_qn, threshold) over their triplets, + lambda_bar mean of A_ij D_ij.
 
-    `w`, the weights of the bits, is learned; `slope` follows the epochs.
+    The bit weights `w` are learned; `slope` changes with the epoch.
     """
 
     lambda_bar = 0.0
@@ -91,7 +91,7 @@ class DSCHLoss(Loss):
 
 
 class DRSCHLoss(DSCHLoss):
-    """DSCHLoss, whose arguments it takes, with the Laplacian regulariser."""
+    """DSCHLoss with the Laplacian regulariser; the arguments are the same."""
 
     def __init__(self, n_bits: int, *of_dsch: Any, lambda_: float = DRSCH.lambda_, **named: Any):
         super().__init__(n_bits, *of_dsch, **named)

@@ -20,9 +20,9 @@ class DSRH(DeepHasher):
     + alpha / 2 ||mean of h||^2.
 
     Differences from the paper: the backbone is EfficientNet-Lite, its leading blocks stay frozen, and the hash layer
-    sees its last features alone, not those of two layers; AdamW with a one-cycle schedule, whose weight decay stands
-    for the paper's term beta; horizontal flips. The list of a query is the rest of the batch, Z_q the sum of the
-    weights of its pairs, and the mean of h is that of the batch.
+    sees its last features alone, not those of two layers; AdamW with a one-cycle schedule, with weight decay in place
+    of the paper's beta term; horizontal flips. A query's list is the rest of the batch, Z_q is the sum of its pair
+    weights, and the mean of h is taken over the batch.
     """
 
     rho: float | None = setting(None, "margin in bits; none: n_bits / 8, our choice", low=0)
@@ -44,9 +44,9 @@ class DSRHLoss(Loss):
 
 
 def ranking_gains(labels: torch.Tensor) -> torch.Tensor:
-    """(n, n): 2 to the number of shared labels, up to a factor for each query that keeps many labels from overflowing.
+    """(n, n): 2 to the number of shared labels, scaled per query so that many labels do not overflow.
 
-    The diagonal means nothing.
+    The diagonal is meaningless.
     """
     shared = shared_labels(labels, labels).double().fill_diagonal_(0)
     return 2.0 ** (shared - shared.amax(1, keepdim=True))

@@ -32,12 +32,12 @@ from hashlens.progress import Progress, counted
 from hashlens.schema import conform, whole
 from hashlens.settings import setting
 
-# triplets inside the batch are enough with this many images per class, on average, in a batch and in all
+# in-batch triplets suffice with at least this many images per class, on average: in a batch, and in all
 PAIRS, MANY = 4, 200
-# bits that are learned, at least: for a network that is trained, and for fixed features
+# shortest long code when a network is trained, the same on fixed features, and the longest
 LONG, LONG_FIXED, MOST_LONG = 256, 512, 4096
-FEW = 50  # images per class, below which mixtures of images help
-# with class codes: longer, and the statistics of a pretrained network stay as they are
+FEW = 50  # with fewer images per class, mixing images helps
+# with class codes: train for longer, and keep the batch-norm statistics of a pretrained network
 RECIPE = {"images": 45_000, "lr": 2e-3, "head_lr": 5e-3, "weight_decay": 0.1, "adapt": 0.0}
 
 
@@ -60,9 +60,9 @@ class DTSH(DeepHasher):
     one-cycle schedule; horizontal flips. The likelihood is a mean over triplets, not a sum. With
     sampling="published" the gradient is that of the authors' code up to a constant (see `DTSHBankLoss`). With
     sampling="class-codes", made for many classes, where a batch has few pairs of one class, the positive and the
-    negative of a triplet are codes of classes. These are computed first, follow the geometry of the classes and stay
-    fixed; theta is tanh(u) . code / 2, and the hash layer starts as a regression (see class_codes.py). If every image
-    has one label, a longer code is then learned, from which the bits are derived (see `FromLongCode`).
+    negative of a triplet are class codes. These are computed first, from the geometry of the classes, and stay fixed;
+    theta is tanh(u) . code / 2, and the hash layer starts as a regression (see class_codes.py). If every image has one
+    label, a longer code is learned, and the bits are derived from it (see `FromLongCode`).
     """
 
     alpha: float | None = setting(None, "margin in bits; none: the paper's n_bits / 2", low=0, search=(2.0, 48.0))
@@ -172,8 +172,8 @@ class DTSH(DeepHasher):
             return DTSHTripletLoss(self.n_bits, *labels, self.alpha, self.lambda_, self.random_state)
         sampling = self._sampling_for(labels)
         if sampling == "class-codes":
-            n_bits = getattr(self, "long_bits_", 0) or self.n_bits  # the loss can be asked for before fitting
-            alpha = None if self.alpha is None else self.alpha * n_bits / self.n_bits  # the same share of the bits
+            n_bits = getattr(self, "long_bits_", 0) or self.n_bits  # `_loss` may be called before fitting
+            alpha = None if self.alpha is None else self.alpha * n_bits / self.n_bits  # scaled to the longer code
             return DTSHClassLoss(n_bits, np.zeros((labels.n_classes, n_bits)), alpha, self.lambda_)
         if sampling == "in-batch":
             return DTSHLoss(self._learned_bits, self.alpha, self.lambda_)
@@ -208,7 +208,7 @@ class DTSH(DeepHasher):
 
     @property
     def _learned_bits(self) -> int:
-        """All until `fit` has chosen, and for the loaded layer of a model, in which the others are already written."""
+        """All bits before `fit` chooses, and in a loaded model, whose layer already includes the spare bits."""
         return self.n_bits - getattr(self, "spare_bits_", 0)
 
     def _head(self) -> nn.Module:
@@ -217,11 +217,11 @@ class DTSH(DeepHasher):
         return build_head(self.head, self.n_features_in_, self._learned_bits)
 
     def _keep(self, loss: Any, features: Callable[[], np.ndarray]) -> None:
-        """Write the spare bits into the hash layer, with outputs as large as those of the others."""
+        """Add the spare bits to the hash layer, scaled to outputs of the same size as the learned ones."""
         if not self.spare_bits_:
             return
         X, learned = features(), self.network_[-1].cpu()
-        assert isinstance(learned, nn.Linear)  # `_spare_for` has seen to it
+        assert isinstance(learned, nn.Linear)  # ensured by `_spare_for`
         mean, directions = learn_second(X, self.spare_bits_, self.random_state)
         with torch.inference_mode():
             size = learned(torch.from_numpy(X)).std().item()
@@ -255,7 +255,7 @@ class DTSH(DeepHasher):
 
         codes = codes_of(self.long_bits_ or self.n_bits)
         loss.codes.copy_(torch.from_numpy(codes))
-        layer = regression((labels.matrix() @ codes).clip(-1, 1))  # of several labels, what most of them agree on
+        layer = regression((labels.matrix() @ codes).clip(-1, 1))  # with several labels, the majority of their codes
         if isinstance(network[-1], FromLongCode):
             network[-1].start(layer, codes, codes_of(self.n_bits))
         elif isinstance(network[-1], nn.Linear):

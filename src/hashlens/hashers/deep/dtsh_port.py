@@ -1,8 +1,8 @@
-"""DTSH as in its well-known PyTorch port: the settings of each of its differences from the released code.
+"""DTSH as in its well-known PyTorch port: settings for each of the port's differences from the released code.
 
 The port that most later comparisons use differs from the authors' released code in six ways. Four are settings of DTSH
-(`port_settings`); the other two are here. This is not a method and has no row in METHODS: it exists for the ablation
-that asks how much of the difference between published numbers comes from the port.
+(`port_settings`); the other two are here. This is not a method and has no row in METHODS; it exists for an ablation:
+how much of the difference between published numbers is due to the port?
 """
 
 from dataclasses import replace
@@ -29,10 +29,10 @@ class DTSHPort(DTSH):
 
     X. Wang, Y. Shi, K. Kitani, "Deep Supervised Hashing with Triplet Labels", ACCV 2016, as in the port.
 
-    Minimises what DTSH does, with theta_ij = product u_i . u_j.
+    Minimises the same as DTSH, with theta_ij = product u_i . u_j.
 
-    Differences from the port: log(1 + exp(T)) is computed without its clamp of T to [-100, 50], outside of which the
-    port has no gradient.
+    Differences from the port: T is not clamped to [-100, 50] in log(1 + exp(T)); outside that range the port has no
+    gradient.
     """
 
     name = "dtsh-port"
@@ -48,7 +48,7 @@ class DTSHPort(DTSH):
 
 
 def port_settings(differences: tuple[int, ...], n_bits: int, n_train: int, epochs: int = 100) -> dict[str, Any]:
-    """Settings of DTSHPort for the authors' released code with these of the port's DIFFERENCES.
+    """Settings of DTSHPort: the authors' released code plus the given DIFFERENCES of the port.
 
     The released code trains for 100 `epochs`; with fewer, the learning rate steps sooner in proportion. The port always
     trains 1.5 times as long.
@@ -58,7 +58,7 @@ def port_settings(differences: tuple[int, ...], n_bits: int, n_train: int, epoch
     changes: dict[int, dict[str, Any]] = {
         1: {"product": 1.0},
         2: {"alpha": 5.0},
-        # lambda is divided by 22,500 and multiplies a sum over bits
+        # the loss divides lambda by 22,500 and sums over bits, the port averages
         3: {"lambda_": TRIPLETS_PER_QUERY / n_bits},
         4: {"sampling": "in-batch"},
         5: {"sampling": "in-batch", "own_positive": True},

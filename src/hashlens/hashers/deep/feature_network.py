@@ -1,4 +1,4 @@
-"""FeatureNetwork: what the networks on fixed features share. Features in, a few dense layers and their codes out."""
+"""FeatureNetwork, the base of networks on fixed features: features in, a few dense layers and their codes out."""
 
 from collections.abc import Callable
 from hashlib import sha256
@@ -19,27 +19,27 @@ from hashlens.hashers.shallow.base import ShallowHasher
 from hashlens.ranks import Ranks, current
 from hashlens.settings import setting, to_json
 
-ROWS = 1_000_000  # seen in training if the number of epochs is not set
+ROWS = 1_000_000  # rows seen in training if epochs is not set
 BATCH, LEARNING_RATE = 100, 3e-3
 ACTIVATIONS: dict[type[nn.Module], Callable[[np.ndarray], np.ndarray]] = {nn.Tanh: np.tanh, nn.Sigmoid: expit}
 
 
 class FeatureNetwork(ShallowHasher):
-    """A method writes `_scale`, by which the centred features are divided, and `_learn_network`.
+    """A method implements `_scale`, the divisor of the centred features, and `_learn_network`.
 
-    The network is linear layers with `activation` between them; the code is the sign of the last one's outputs. What
-    is learned is kept as arrays: `mean_`, `scale_`, and `weight0_`, `bias0_`, `weight1_` ... of the layers.
+    The network is linear layers with `activation` between them; the code is the sign of the last layer's outputs.
+    Everything learned is kept as arrays: `mean_`, `scale_`, and the layers' `weight0_`, `bias0_`, `weight1_` ...
     """
 
     activation: ClassVar[type[nn.Module]] = nn.Tanh
     epochs: int | None = setting(None, "training epochs; none: 10 to 200, about a million rows in total", low=1)
 
     def _scale(self, X: np.ndarray) -> np.ndarray:
-        """For centred rows X."""
+        """The divisor for centred rows X."""
         raise NotImplementedError
 
     def _learn_network(self, x: torch.Tensor, labels: Labels | None) -> nn.Sequential:
-        """For centred and scaled rows x; torch is seeded."""
+        """Learn from centred and scaled rows x; torch is already seeded."""
         raise NotImplementedError
 
     @property
@@ -53,7 +53,7 @@ class FeatureNetwork(ShallowHasher):
         prepare_cpu()
         self.mean_ = X.mean(0)
         scale = np.asarray(self._scale(X - self.mean_))
-        self.scale_ = np.where(scale > 1e-12, scale, 1.0)  # a constant feature stays 0
+        self.scale_ = np.where(scale > 1e-12, scale, 1.0)  # constant features stay 0
         with torch.random.fork_rng():
             torch.manual_seed(self.random_state)
             network = self._learn_network(torch.from_numpy(self._prepared(X)), labels)
@@ -67,7 +67,7 @@ class FeatureNetwork(ShallowHasher):
     def _train(
         self, network: nn.Module, loss: Loss, x: torch.Tensor, labels: Labels | None, epochs: int | None
     ) -> list[dict[str, float]]:
-        """The training loop of all networks, on these rows."""
+        """Run the common training loop on rows x."""
         epochs = epochs or min(200, max(10, ROWS // len(x)))
         how = Training(epochs=epochs, batch_size=BATCH, lr=LEARNING_RATE, head_lr=LEARNING_RATE, weight_decay=0)
         return train(network, loss, ArrayInputs([x.numpy()]), labels, how, seed=self.random_state)
@@ -82,7 +82,7 @@ class FeatureNetwork(ShallowHasher):
 
 
 def dense_layers(widths: list[int], activation: type[nn.Module]) -> nn.Sequential:
-    """Linear layers from each width to the next, with the activation between them."""
+    """Linear layers from each width to the next, with the activation in between."""
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), activation()]

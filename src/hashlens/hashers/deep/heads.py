@@ -15,14 +15,14 @@ HEADS = {
 HASH_LAYER_STD = 0.01
 HIDDEN = 1024  # units between the two layers
 PER_BIT = 50  # units per bit of divide-and-encode
-# chosen on rows cut from training rows; near these values little depends on them
-SHARPNESS = 64.0  # of the choice between classes: the score of a class whose code agrees in all bits
-PULL = 0.4  # of the code of a class that is certain; a higher one serves what was learned, a lower one what was not
-SHRINKAGE = 9.0  # of the regression of short codes on long ones
+# chosen on rows held out of training; results change little near these values
+SHARPNESS = 64.0  # of the softmax over classes: the score of a class whose code agrees in all bits
+PULL = 0.4  # weight of a certain class's code; higher helps seen classes, lower unseen ones
+SHRINKAGE = 9.0  # ridge of the regression of short codes on long ones
 
 
 class OwnValues(nn.Module):
-    """(b, n_bits * per_bit) to (b, n_bits): one linear unit per bit, over the values that belong to it."""
+    """(b, n_bits * per_bit) to (b, n_bits): one linear unit per bit, over that bit's own values."""
 
     untraceable = True  # exported as one layer
 
@@ -44,13 +44,13 @@ class OwnValues(nn.Module):
 
 
 class Standardised(nn.Linear):
-    """A linear layer that learns on standardised features; `dense` is the same layer on features as they are."""
+    """A linear layer that learns on standardised features; `dense` is the same layer for raw features."""
 
     mean: torch.Tensor
     scale: torch.Tensor
 
     def __init__(self, features: torch.Tensor, weights: np.ndarray, bias: np.ndarray):
-        """`features` are those to be standardised, `weights` (d, n) and `bias` (n,) where learning starts."""
+        """Standardise by the statistics of `features`; start from `weights` (d, n) and `bias` (n,)."""
         super().__init__(*weights.shape)
         scale = features.std(0, correction=0)
         self.register_buffer("mean", features.mean(0))
@@ -71,12 +71,12 @@ class Standardised(nn.Linear):
 
 
 class FromLongCode(nn.Module):
-    """A longer code is learned, and the bits are derived from it: W tanh(u) + PULL sum_c p_c code_c.
+    """Learns a longer code and derives the bits from it: W tanh(u) + PULL sum_c p_c code_c.
 
     p is the softmax of how well tanh(u) agrees with the long codes of the classes, code_c is the short code of class c,
-    and W the regression of the short codes on the long ones. In few bits the codes of many classes are crowded, so
-    that an image between two classes gets the code of a third; a long code tells which of the two is nearer. While it
-    is trained, the module gives the long code.
+    and W is the regression of the short codes on the long ones. With few bits, the codes of many classes are crowded,
+    so an image between two classes can get the code of a third; a long code tells which of the two is nearer. During
+    training the module outputs the long code.
     """
 
     def __init__(self, n_features: int, n_long: int, n_classes: int, n_bits: int):
@@ -90,7 +90,7 @@ class FromLongCode(nn.Module):
             fixed.requires_grad_(False)
 
     def start(self, long: Standardised, long_codes: np.ndarray, codes: np.ndarray) -> None:
-        """Start with a layer `long` and the codes of the classes, (n_classes, n_long) and (n_classes, n_bits)."""
+        """Start from a layer `long` and the codes of the classes, (n_classes, n_long) and (n_classes, n_bits)."""
         self.long = long
         n_long = long_codes.shape[1]
         gram = long_codes.T.astype(np.float64) @ long_codes
@@ -111,7 +111,7 @@ class FromLongCode(nn.Module):
 
 
 def plain(head: nn.Module) -> nn.Module:
-    """The head with its standardised layers written as layers on features as they are."""
+    """The head with its standardised layers rewritten as layers on raw features."""
     if isinstance(head, Standardised):
         return head.dense()
     for name, layer in head.named_children():
@@ -121,7 +121,7 @@ def plain(head: nn.Module) -> nn.Module:
 
 
 class BothCodes(nn.Module):
-    """The outputs of the hash layer and, beside them, those of the second code (hashers/second.py)."""
+    """The outputs of the hash layer followed by those of the second code (hashers/second.py)."""
 
     def __init__(self, first: nn.Module, mean: np.ndarray, projection: np.ndarray):
         super().__init__()

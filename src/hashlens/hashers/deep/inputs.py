@@ -1,4 +1,4 @@
-"""What a network is trained on: row numbers and randomness in, an augmented tensor of features, maps or images out."""
+"""Training inputs: row numbers and randomness in, an augmented tensor of features, maps or images out."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,17 +12,17 @@ from hashlens.hashers.deep.synced import batch_norms
 from hashlens.machine import blocks
 from hashlens.ranks import current
 
-Read = Callable[[Any], torch.Tensor]  # from places in a batch
+Read = Callable[[Any], torch.Tensor]  # takes positions in a batch
 
 
 class Inputs:
-    """A subclass writes `draw` and `__len__`."""
+    """A subclass implements `draw` and `__len__`."""
 
     def __len__(self) -> int:
         raise NotImplementedError
 
     def draw(self, rows: np.ndarray, rng: np.random.Generator) -> Read:
-        """Draw what is random for all `rows`; what it gives reads those at some places, the same whoever reads them."""
+        """Draw the random choices for all `rows`; returns a function that reads the rows at some positions."""
         raise NotImplementedError
 
     def batch(self, rows: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
@@ -30,7 +30,7 @@ class Inputs:
 
 
 class ArrayInputs(Inputs):
-    """Features, or outputs of the frozen blocks, of one or more views of each image; one view is drawn each time."""
+    """Features, or outputs of the frozen blocks, of one or more views of each image; each read draws one view."""
 
     def __init__(self, views: list[np.ndarray]):
         self.views = views  # each (n, ...) of the same shape and type
@@ -52,7 +52,7 @@ class ArrayInputs(Inputs):
 
 
 class Windows(Images):
-    """Random crops of images, 8/9 of their height and width, perhaps with noise; one per image and seed."""
+    """Random crops of images, 8/9 of their height and width, optionally with noise; one per image and seed."""
 
     def __init__(self, images: Images, seed: int, noise: int = 0):
         self.images, self.names, self.seed, self.noise = images, images.names, seed, noise
@@ -77,7 +77,7 @@ class Windows(Images):
 
 
 class ImageInputs(Inputs):
-    """Images, randomly flipped and shifted, for networks that are trained from the first block on."""
+    """Images, randomly flipped and shifted, for networks trained from the first block on."""
 
     def __init__(self, images: Images, size: int, flip: bool, shift: int):
         self.images, self.size, self.flip, self.shift = images, size, flip, shift
@@ -102,10 +102,10 @@ class ImageInputs(Inputs):
 
 
 def outputs_of(module: nn.Module, inputs: Inputs, adapt: bool = False) -> torch.Tensor:
-    """What a module gives for every training image, on the CPU; augmented as in training.
+    """A module's outputs for every training image, on the CPU; augmented as in training.
 
-    With `adapt`, batch norms use the statistics of random batches: those of an untrained network mean nothing yet. Each
-    rank computes a part.
+    With `adapt`, batch norms use the statistics of random batches, because an untrained network has no useful ones.
+    Each rank computes a part.
     """
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     rng, ranks = np.random.default_rng(0), current()
@@ -114,7 +114,7 @@ def outputs_of(module: nn.Module, inputs: Inputs, adapt: bool = False) -> torch.
     norms = [norm for norm in batch_norms(module.eval()) if adapt]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
-        norm.train().momentum = 0.0  # their own statistics stay as they are
+        norm.train().momentum = 0.0  # leaves their running statistics unchanged
     found = []
     with torch.no_grad():
         for read in reads[ranks.part(len(reads))]:
@@ -122,6 +122,6 @@ def outputs_of(module: nn.Module, inputs: Inputs, adapt: bool = False) -> torch.
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.eval().momentum = momentum
         if norm.num_batches_tracked is not None:
-            norm.num_batches_tracked += len(reads) - len(found)  # those of other ranks
+            norm.num_batches_tracked += len(reads) - len(found)  # count the batches of other ranks
     outputs = ranks.gathered(torch.cat(found).numpy() if found else None)
     return torch.from_numpy(outputs)[np.argsort(order)]

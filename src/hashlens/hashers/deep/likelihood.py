@@ -1,7 +1,7 @@
-"""Likelihood of all triplets of a batch: inner products, positives and negatives in, negative log and slope out.
+"""Likelihood of all triplets of a batch: inner products, positives and negatives in, negative log and gradient out.
 
-The n^3 triplets of a batch of n need only n^2 exponentials: exp(theta_n - theta_p) is a product. What remains per
-triplet is a multiplication, a division and, instead of a logarithm, a factor in a product of many.
+The n^3 triplets of a batch of n need only n^2 exponentials: exp(theta_n - theta_p) is a product. Per triplet there
+remain a multiplication, a division and one factor of a long product, instead of a logarithm.
 """
 
 import math
@@ -22,11 +22,11 @@ def triplet_nll(
 
     T = theta_qp - theta_qn - alpha; `positives` and `negatives` (n, n) say which p and n belong to each q.
     """
-    n_triplets = positives.sum(1) * negatives.sum(1)  # of each query
+    n_triplets = positives.sum(1) * negatives.sum(1)  # per query
     n_queries = (n_triplets > 0).sum()
-    if n_queries == 0:  # a batch of one class, or without a pair of it
+    if n_queries == 0:  # the batch has one class only, or no positive pair
         return theta.sum() * 0, 0.0
-    weight = 1 / (n_triplets.clamp(min=1) * n_queries).double()  # of a triplet of each query
+    weight = 1 / (n_triplets.clamp(min=1) * n_queries).double()  # of one triplet, per query
     if theta.device.type == "cpu":
         nll, n_active = _Compiled.apply(theta, positives, negatives, weight, alpha)
         return nll, n_active.item() / int(n_triplets.sum())
@@ -66,8 +66,8 @@ class _Compiled(torch.autograd.Function):
 
 @njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
 def _likelihood(theta, positives, negatives, alpha, start, stop, nll, slope, n_active):  # type: ignore[no-untyped-def]
-    """For queries start..stop: sum over their triplets of softplus(-T), its slope in theta, and how many T < 0."""
-    largest = 700.0  # exp of more is infinite
+    """For queries start..stop: sum over their triplets of softplus(-T), its gradient in theta, and how many T < 0."""
+    largest = 700.0  # exp of a larger number is infinite
     for q in range(start, stop):
         p, n = np.flatnonzero(positives[q]), np.flatnonzero(negatives[q])
         if len(p) == 0 or len(n) == 0:
@@ -79,7 +79,7 @@ def _likelihood(theta, positives, negatives, alpha, start, stop, nll, slope, n_a
         reach = max(near.max() - middle, middle - near.min(), far.max() - middle, middle - far.min())
         if reach < largest / 2:
             left, right = np.exp(middle - near), np.exp(far - middle)
-            # of 1 + exp(-T), for each negative; its logarithm is taken before it overflows
+            # product of 1 + exp(-T) for each negative; its logarithm is taken before it overflows
             product = np.ones(len(n))
             room = largest / math.log1p(left.max() * right.max())
             taken = 0
@@ -102,7 +102,7 @@ def _likelihood(theta, positives, negatives, alpha, start, stop, nll, slope, n_a
                         total += math.log(product[j])
                         product[j] = 1.0
                     taken = 0
-        else:  # outputs this large mean that training diverges; speed does not matter
+        else:  # outputs this large mean that training diverges, so speed does not matter
             for i in range(len(p)):
                 for j in range(len(n)):
                     x = far[j] - near[i]

@@ -22,7 +22,8 @@ class NINH(DeepHasher):
 
     Differences from the paper: the backbone is EfficientNet-Lite, not a network in network, and its leading blocks
     stay frozen; AdamW with a one-cycle schedule; horizontal flips. Triplets are all those in the batch, and the hinge
-    is a mean over them, not a sum. There is no threshold g by default: outside its narrow zone there is no gradient.
+    is a mean over them, not a sum. By default there is no threshold g, because it has no gradient outside its narrow
+    zone.
     """
 
     margin: float = setting(1.0, "margin in bits; paper: 1; n_bits / 8 scored higher in our trials", low=0)

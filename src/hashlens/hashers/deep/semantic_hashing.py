@@ -1,4 +1,4 @@
-"""Semantic Hashing: features in, the few units in the middle of an autoencoder out, as bits."""
+"""Semantic Hashing: features in, the middle units of an autoencoder out, as bits."""
 
 from typing import Any
 
@@ -22,13 +22,13 @@ class SemanticHashing(FeatureNetwork):
 
     Each layer is first learned as a restricted Boltzmann machine on the outputs of the one below (contrastive
     divergence of one step). Then the stack is unrolled into an autoencoder that minimises the squared reconstruction
-    error, with noise added to the input of the units in the middle, the same each time for the same row: this drives
-    them away from 1/2. A bit is whether its unit is above 1/2.
+    error, with noise added to the input of the middle units, always the same for the same row: this drives them away
+    from 1/2. A bit is 1 where its unit is above 1/2.
 
     Differences from the paper: its features are word counts, for which the lowest machine is a constrained Poisson
-    model and the error a cross-entropy; here they are any numbers, scaled to mean 0 and deviation 1, so the lowest
+    model and the error a cross-entropy; here features are any numbers, scaled to mean 0 and deviation 1, so the lowest
     machine has Gaussian units. Adam instead of momentum and conjugate gradients, and no weight decay. Bits are cut at
-    1/2; the authors cut at 0.1, where noise had left most units of documents.
+    1/2; the authors cut at 0.1, because with noise most units of documents ended up there.
     """
 
     name = "semantic"
@@ -63,10 +63,10 @@ class SemanticHashing(FeatureNetwork):
 
 
 class BoltzmannMachine(Loss):
-    """The loss by which the linear layer `up` becomes a restricted Boltzmann machine on `values` (n, d).
+    """The loss that trains the linear layer `up` as a restricted Boltzmann machine on `values` (n, d).
 
-    Its gradient is that of contrastive divergence with one step: the free energy of the data minus that of its
-    reconstruction. Units below are 0 to 1, or Gaussian with deviation 1.
+    Its gradient is one-step contrastive divergence: the free energy of the data minus that of its reconstruction. Units
+    below are 0 to 1, or Gaussian with deviation 1.
     """
 
     needs_labels, needs_rows = False, True
@@ -78,7 +78,7 @@ class BoltzmannMachine(Loss):
         nn.init.zeros_(up.bias)
         self.visible_bias = nn.Parameter(torch.zeros(up.in_features))
         self.register_buffer("values", values, persistent=False)
-        self.layer = (up,)  # its weights belong to the network
+        self.layer = (up,)  # a tuple, so that its weights stay the network's alone
         self.gaussian, self.generator = gaussian, generator
 
     def compute(self, u: torch.Tensor, labels: Any, rows: np.ndarray) -> tuple[torch.Tensor, None]:
@@ -86,7 +86,7 @@ class BoltzmannMachine(Loss):
 
     @torch.no_grad()
     def reconstruct(self, u: torch.Tensor) -> torch.Tensor:
-        """The layer below, made from units that are randomly on with their probabilities."""
+        """The layer below, reconstructed from units sampled with their probabilities."""
         on = torch.bernoulli(u.sigmoid(), generator=self.generator)
         below = on @ self.layer[0].weight + self.visible_bias
         return below if self.gaussian else below.sigmoid()

@@ -1,7 +1,7 @@
-"""Steps that several ranks take as one: outputs, gradients and batch statistics of all ranks in, those of one out.
+"""Steps shared by several ranks: outputs, gradients and batch statistics of each rank in, those of one process out.
 
-Each rank passes its part of a batch through the network and computes the loss of the whole batch. What autograd then
-differentiates is the sum of these equal losses, so that the mean of the ranks' gradients is that of one process.
+Each rank passes its part of a batch through the network and computes the loss of the whole batch. Autograd then
+differentiates the sum of these equal losses, so the mean of the ranks' gradients is the gradient of one process.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ from hashlens.ranks import Ranks, reachable
 
 
 def gather(u: torch.Tensor, n: int, ranks: Ranks) -> torch.Tensor:
-    """The n rows of all ranks, in order, of which each has `ranks.part(n)`; all must compute the same from them."""
+    """The n rows of all ranks, in order; each rank has `ranks.part(n)`. All must compute the same from the result."""
     return u if ranks.size == 1 else _Gather.apply(u, n, ranks)
 
 
@@ -36,12 +36,12 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        # the sum over ranks, whose losses of the whole batch are equal
+        # sum over ranks, each of which has the same loss for the whole batch
         return ctx.size * gradients[0][ctx.mine], None, None
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
-    """Over all ranks, in place."""
+    """Average gradients over all ranks, in place."""
     if ranks.size == 1:
         return
     gradients = [p.grad for p in parameters if p.grad is not None]
@@ -65,9 +65,9 @@ def batch_norms(network: nn.Module) -> list[Any]:
 
 @contextmanager
 def synced_statistics(network: nn.Module, ranks: Ranks) -> Iterator[None]:
-    """Within, batch norms in training mode use the statistics of the whole batch.
+    """Context in which batch norms in training mode use the statistics of the whole batch.
 
-    torch's SyncBatchNorm does the same on GPUs alone, and is a module of another name and class.
+    torch's SyncBatchNorm does the same, but only on GPUs and as a different module class.
     """
     norms = batch_norms(network) if ranks.size > 1 else []
     for norm in norms:
@@ -76,7 +76,7 @@ def synced_statistics(network: nn.Module, ranks: Ranks) -> Iterator[None]:
         yield
     finally:
         for norm in norms:
-            del norm.forward  # that of its class again
+            del norm.forward  # restores the method of its class
 
 
 def _normalised(norm: Any, alone: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -93,12 +93,12 @@ def _normalised(norm: Any, alone: Callable[[torch.Tensor], torch.Tensor], x: tor
 
 
 def _moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Mean and variance of each channel over the images of all ranks, and the number of values that they are of."""
+    """Mean and variance of each channel over the images of all ranks, and the number of values behind them."""
     channels = x.shape[1]
-    # of this rank; the two tensors would be updated, and are not used
+    # this rank's statistics; the two tensors would receive updates and are not used
     mean, variance = torch.batch_norm_update_stats(x, x.new_zeros(channels).float(), x.new_zeros(channels).float(), 0.0)
     mean, variance, n = mean.double(), variance.double(), x.numel() / channels
-    # moments about 0 in float64: sums that all ranks can add up
+    # moments about 0 in float64, because ranks can simply add them up
     sums = torch.cat([n * mean, n * (variance + mean.square()), mean.new_tensor([n])])
     _add_up(sums)
     n = float(sums[-1])
@@ -125,13 +125,13 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         x, weight, mean, variance = ctx.saved_tensors
-        # with fixed statistics, and the sums of the gradient and of its product with the normalised x
+        # gradient with fixed statistics, and the sums of it and of its product with the normalised x
         slope, products, total = torch.ops.aten.native_batch_norm_backward(
             gradients[0], x, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
         )
         sums = torch.stack([total, products])
         _add_up(sums)
-        # the statistics depend on x too, and what that takes away is linear in x
+        # the statistics depend on x too; the correction for that is linear in x
         deviation = (variance + ctx.eps).rsqrt()
         level, tilt = sums * (deviation if weight is None else deviation * weight) / ctx.n
         tilt *= deviation

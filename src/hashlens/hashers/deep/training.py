@@ -1,9 +1,9 @@
-"""Training, in the only training loop: a network, a loss and inputs in, trained weights and a history out.
+"""Training, the only training loop: a network, a loss and inputs in, trained weights and a history out.
 
 The random numbers of a step depend only on the seed, the epoch and the step, and the learning rate on the position in
-training. So a run that was stopped and resumed takes the same steps as one that was not, bit for bit on the CPU, and
-several ranks (ranks.py), each of which computes the outputs of a part of a batch, take the same steps as one process.
-No score is computed during training and no epoch is chosen afterwards: the model is the one at the end.
+training. So a resumed run takes the same steps as an uninterrupted one, bit for bit on the CPU, and several ranks
+(ranks.py), each of which computes the outputs of a part of a batch, take the same steps as one process. No score is
+computed during training and no epoch is chosen afterwards: the last weights are the model.
 """
 
 import json
@@ -34,8 +34,8 @@ from hashlens.schema import conform, parse_json, whole
 from hashlens.settings import check, setting
 
 COLUMNS = ["epoch", "loss", "active", "gradient", "quantisation", "dead_bits", "lr", "seconds"]
-TRIES = 3  # after a NaN or infinite loss
-# what settings that are none stand for, unless the method has a recipe of its own
+TRIES = 3  # restarts of an epoch after a NaN or infinite loss
+# values for settings that are None, unless the method has its own recipe
 RECIPE: dict[str, Any] = {
     "images": 30_000,
     "lr": 1e-3,
@@ -45,7 +45,7 @@ RECIPE: dict[str, Any] = {
     "mixup": 0.0,
 }
 REAL = (float, whole())
-POSITION = {  # as a checkpoint has it
+POSITION = {  # the schema of `Position` in a checkpoint
     **{"epoch": whole(), "step": whole(), "slower": REAL, "tries": whole(0, TRIES), "sums": dict, "ones": [whole()]},
     **{"seconds": REAL, "history": [dict.fromkeys(COLUMNS, REAL)]},
 }
@@ -53,7 +53,7 @@ POSITION = {  # as a checkpoint has it
 
 @dataclass(frozen=True)
 class Training:
-    """How to train. The defaults are ours, for a pretrained network on a CPU; None: what suits the method."""
+    """How to train. The defaults are ours, for a pretrained network on a CPU; None lets the method choose."""
 
     epochs: int | None = setting(None, "training epochs; none: 4 to 40, by the number of images in total", low=1)
     images: int | None = setting(None, "total images over all epochs, if epochs is none", low=1)
@@ -94,9 +94,10 @@ class Training:
         check(self)
 
     def completed(self, recipe: Mapping[str, Any], bfloat16: bool = False) -> Any:
-        """The same with the values of `recipe` for settings that are none, and a precision if that is auto.
+        """A copy with the values of `recipe` for settings that are None, and a precision if that is auto.
 
-        `bfloat16` says whether the network is faster with it. No type says that nothing is None any more, hence Any.
+        `bfloat16` says whether the network is faster with it. The type is Any, since no type says that nothing is None
+        any more.
         """
         chosen = {name: value for name, value in recipe.items() if getattr(self, name) is None}
         if self.precision == "auto":
@@ -104,11 +105,11 @@ class Training:
         return replace(self, **chosen)
 
     def n_epochs(self, n: int) -> int:
-        """The fewer images, the more epochs, within limits."""
+        """More epochs for fewer images, within limits."""
         return self.epochs or min(40, max(4, round((self.images or RECIPE["images"]) / n)))
 
     def rate(self, done: float, epoch: int) -> float:
-        """Factor on the learning rates: `done` is the fraction of all steps taken, `epoch` counts from 0."""
+        """Factor for the learning rates: `done` is the fraction of all steps taken, `epoch` counts from 0."""
         if self.schedule == "step":
             return self.step_factor ** (epoch // self.step_epochs)
         warm, start, end = 0.3, 1 / 25, 1e-5  # the usual one-cycle: up for 30 % of the steps, then down
@@ -118,7 +119,7 @@ class Training:
 
 
 def released(lr: float, **how: Any) -> Training:
-    """Training as in the authors' MatConvNet code of DTSH and DPSH, which has one learning rate for all layers."""
+    """Training as in the authors' MatConvNet code for DTSH and DPSH, with one learning rate for all layers."""
     common: dict[str, Any] = {"batch_size": 128, "last_batch": "keep", "optimizer": "sgd", "schedule": "step"}
     return Training(lr=lr, head_lr=lr, flip=False, precision="float32", **common | how)
 
@@ -129,11 +130,11 @@ class Position:
 
     epoch: int = 0
     step: int = 0
-    slower: float = 1.0  # factor on the learning rate after a NaN
+    slower: float = 1.0  # factor for the learning rate after a NaN
     tries: int = 0
     sums: dict[str, float] = field(default_factory=dict)  # over the steps of this epoch
     ones: list[int] = field(default_factory=list)  # per bit, over the images of this epoch
-    seconds: float = 0.0  # of this epoch so far
+    seconds: float = 0.0  # spent on this epoch so far
     history: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -153,9 +154,8 @@ def train(
 ) -> list[dict[str, float]]:
     """Train `network` (its last module is the hash layer) in place; returns one row of COLUMNS per epoch.
 
-    With `checkpoint` the state is written there after each epoch, and a run that finds one there resumes it;
-    `identity` must be equal for that. Some losses need no `labels`. Parameters of the loss learn at the rate of the
-    hash layer.
+    With `checkpoint` the state is written there after each epoch, and an existing one is resumed if its `identity` is
+    equal. Some losses need no `labels`. Parameters of the loss learn at the rate of the hash layer.
     """
     ranks = current()
     progress = progress if progress and ranks.first else Progress(quiet=True)
@@ -167,7 +167,7 @@ def train(
         )
     n = len(inputs)
     epochs = how.n_epochs(n)
-    dealt = None if loss.mixes else labels  # where images are compared with each other, a batch needs pairs of a class
+    dealt = None if loss.mixes else labels  # losses that compare images need pairs of a class in each batch
 
     def batches_of(epoch: int) -> list[np.ndarray]:
         return _batches(n, dealt, how, np.random.default_rng([seed, epoch]))
@@ -194,7 +194,7 @@ def train(
             if done >= how.adapt:
                 freeze_statistics(network)
             rng = np.random.default_rng([seed, at.epoch, step])
-            read = inputs.draw(rows, rng)  # the randomness of the whole batch
+            read = inputs.draw(rows, rng)  # draws the random choices of the whole batch
             mine = ranks.part(len(rows))
             x = read(mine).to(device)
             share, others = 1.0, rows
@@ -242,13 +242,13 @@ def train(
 
 
 def mixed(x: torch.Tensor, other: torch.Tensor, share: float) -> torch.Tensor:
-    """`share` of each image of x and the rest of another image; pixels stay whole numbers."""
+    """`share` of each image of x and the rest of another image; pixel values stay integers."""
     mixture = share * x + (1 - share) * other
     return mixture if x.is_floating_point() else mixture.round().to(x.dtype)
 
 
 def fast_bfloat16() -> bool:
-    """Whether the CPU multiplies matrices of bfloat16 faster than those of float32."""
+    """Whether the CPU multiplies bfloat16 matrices faster than float32 ones."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
@@ -284,7 +284,7 @@ class _State:
         return {k: v.detach().clone().contiguous() for k, v in tensors.items()}, json.dumps(asdict(self.at))
 
     def agreed(self) -> Snapshot:
-        """A snapshot that all ranks go on from: that of rank 0, since processors round differently."""
+        """The snapshot of rank 0, from which all ranks continue, because processors round differently."""
         tensors, position = self.snapshot()
         if self.ranks.size > 1:
             position = self.ranks.from_first(position.encode).decode()
@@ -304,7 +304,7 @@ class _State:
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
         for key, value in part("optimizer.").items():
             i, _, name = key.partition(".")
-            if value.shape == params[int(i)].shape:  # moments must have the memory layout of their weights
+            if value.shape == params[int(i)].shape:  # moments must have the memory layout of the weights
                 value = torch.empty_like(params[int(i)]).copy_(value)
             moments.setdefault(int(i), {})[name] = value
         groups = self.optimizer.state_dict()["param_groups"]
@@ -350,7 +350,7 @@ class _State:
         )
 
     def roll_back(self, safe: Snapshot) -> str:
-        """Back to the start of the epoch with half the learning rate, and a sentence that says so; TRIES times."""
+        """Return to the start of the epoch with half the learning rate, at most TRIES times; returns a message."""
         at = self.at
         where, tries, slower = f"epoch {at.epoch + 1}, step {at.step + 1}", at.tries + 1, at.slower / 2
         if tries > TRIES:
@@ -378,7 +378,7 @@ def _require_shared(ranks: Ranks, sizes: Iterable[int]) -> None:
 def _optimizer(network: nn.Module, loss: Loss, training: Any) -> torch.optim.Optimizer:
     head = list(list(network.children())[-1].parameters())
     blocks = [p for p in network.parameters() if all(p is not q for q in head)]
-    head += loss.parameters()  # a classifier or bit weights, which are not part of the network
+    head += loss.parameters()  # a classifier or bit weights, not part of the network
     groups = [
         {"params": params, "lr": lr, "full_lr": lr}
         for params, lr in ((blocks, training.lr), (head, training.head_lr))
@@ -393,8 +393,8 @@ def _optimizer(network: nn.Module, loss: Loss, training: Any) -> torch.optim.Opt
 def _batches(n: int, labels: Labels | None, training: Training, rng: np.random.Generator) -> list[np.ndarray]:
     """The rows of an epoch in random order, cut into batches.
 
-    With so many classes that a batch would have few images of each, the images of a class are dealt in fours, so that
-    every query has positives.
+    If there are so many classes that a batch would have few images of each, images of a class are dealt in fours, so
+    that every query has positives.
     """
     size = training.batch_size
     order = rng.permutation(n)
@@ -404,10 +404,10 @@ def _batches(n: int, labels: Labels | None, training: Training, rng: np.random.G
         classes = np.split(by_class, starts)
         fours = [part for group in classes for part in np.array_split(group, max(1, len(group) // 4))]
         fours = [fours[i] for i in rng.permutation(len(fours))]
-        batch = np.cumsum([0, *map(len, fours)])[:-1] * max(1, n // size) // n  # of each four, which stays whole
+        batch = np.cumsum([0, *map(len, fours)])[:-1] * max(1, n // size) // n  # batch of each four, never split
         return [np.concatenate([fours[i] for i in np.flatnonzero(batch == b)]) for b in np.unique(batch)]
     if training.last_batch == "keep":
-        # a single image has no batch statistics: it joins the batch before it
+        # a single image has no batch statistics, so it joins the previous batch
         cuts = [*range(0, n - 1 if n > size else n, size), n]
         return [order[a:b] for a, b in pairwise(cuts)]
     return np.array_split(order, max(1, n // size))
@@ -417,7 +417,7 @@ def _count(at: Position, u: torch.Tensor, value: float, figures: dict[str, float
     n, slope = len(u), u.grad
     u = u.detach()
     quantisation = (u.abs() - 1).square().mean().item()
-    gradient = math.nan if slope is None else slope.norm(dim=1).sum().item()  # of an image's own loss, not the mean's
+    gradient = math.nan if slope is None else slope.norm(dim=1).sum().item()  # of an image's own loss, not of the mean
     for name, x in ({"loss": value, "quantisation": quantisation, "gradient": gradient} | figures).items():
         at.sums[name] = at.sums.get(name, 0.0) + x * n
     at.sums["n"] = at.sums.get("n", 0) + n
@@ -427,7 +427,7 @@ def _count(at: Position, u: torch.Tensor, value: float, figures: dict[str, float
 
 def _row(at: Position, lr: float, seconds: float) -> dict[str, float]:
     n = at.sums["n"]
-    # a bit that is the same for nearly every image carries no information
+    # a bit that is the same for nearly all images carries no information
     dead = sum(min(count, n - count) < 0.01 * n for count in at.ones)
     means = {name: at.sums.get(name, math.nan) / n for name in ("loss", "active", "gradient", "quantisation")}
     return {"epoch": at.epoch + 1, **means, "dead_bits": dead, "lr": lr, "seconds": seconds}

@@ -1,4 +1,4 @@
-"""DTSH's likelihood of triplets, by where the triplets come from: the batch, class codes, memory, or the user."""
+"""DTSH's triplet likelihoods, one per source of triplets: the batch, class codes, memory or the user."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ DRAWS = 50  # positives, and negatives of each other class
 class DTSHLoss(Loss):
     """Mean of softplus(-T) over the triplets of a query, then over queries, + lambda / 22,500 mean ||u - sgn(u)||^2.
 
-    Triplets are those inside the batch; queries without one do not count in the first mean. The paper's lambda stands
-    beside a sum over the 22,500 triplets that its code draws per query, so beside their mean it is divided by them.
+    Triplets are those inside the batch; queries without one do not count in the first mean. The paper's lambda belongs
+    to a sum over the 22,500 triplets that its code draws per query; for their mean it is divided by 22,500.
     """
 
     product = 0.5  # theta_ij is this times u_i . u_j
@@ -30,7 +30,7 @@ class DTSHLoss(Loss):
     def __init__(self, n_bits: int, alpha: float | None = None, lambda_: float = LAMBDA):
         super().__init__(n_bits)
         self.alpha = n_bits / 2 if alpha is None else alpha
-        self.lambda_bar = lambda_ / TRIPLETS_PER_QUERY  # against the mean over the triplets of a query
+        self.lambda_bar = lambda_ / TRIPLETS_PER_QUERY  # for the mean over the triplets of a query
 
     def compute(self, u: torch.Tensor, labels: torch.Tensor, rows: Any) -> tuple[torch.Tensor, float]:
         same = same_class(labels, labels)
@@ -41,7 +41,7 @@ class DTSHLoss(Loss):
 
 
 class DTSHClassLoss(DTSHLoss):
-    """Likelihood of the triplets (image, code of its class, code of another class), for all other classes.
+    """Likelihood of the triplets (image, code of its class, code of another class), over all other classes.
 
     theta = tanh(u) . code / 2: outputs cannot meet the margin by growing, only by agreeing with more bits. An image
     with several labels has several positives.
@@ -51,7 +51,7 @@ class DTSHClassLoss(DTSHLoss):
     codes: torch.Tensor
 
     def __init__(self, n_bits: int, codes: Any, alpha: float | None = None, lambda_: float = LAMBDA):
-        """`codes` (n_classes, n_bits) of -1 and 1 are those of the classes."""
+        """`codes` (n_classes, n_bits) are the class codes, of -1 and 1."""
         super().__init__(n_bits, alpha, lambda_)
         self.register_buffer("codes", torch.as_tensor(codes, dtype=torch.float32))
 
@@ -63,7 +63,7 @@ class DTSHClassLoss(DTSHLoss):
 
 
 class _RememberingLoss(DTSHLoss):
-    """A likelihood of outputs that are remembered in a `bank` (n, n_bits), which starts with `unseen`."""
+    """A likelihood that remembers outputs in a `bank` (n, n_bits), filled with `unseen` at first."""
 
     needs_labels, needs_rows = False, True
     bank: torch.Tensor
@@ -76,7 +76,7 @@ class _RememberingLoss(DTSHLoss):
         self.register_buffer("draws", torch.zeros((), dtype=torch.int64))
 
     def remember(self, u: torch.Tensor, rows: np.ndarray) -> list[int]:
-        """The outputs of a batch; returns the seed of what is drawn for it."""
+        """Remember the outputs of a batch; returns a seed for the random draws of this step."""
         self.bank[rows] = u.detach().to(self.bank)
         self.draws += 1
         return [self.random_state, int(self.draws) - 1]
@@ -99,14 +99,14 @@ class DTSHBankLoss(_RememberingLoss):
         lambda_: float = LAMBDA,
         random_state: int = 0,
     ):
-        """`labels` are those of the whole training set."""
+        """`labels` has the labels of the whole training set."""
         known = Labels.of(labels)
         super().__init__(n_bits, len(known), 0.0, alpha, lambda_, random_state)
         self.labels, self.batch_size = known, min(batch_size, len(known))
 
     def compute(self, u: torch.Tensor, labels: Any, rows: np.ndarray) -> tuple[torch.Tensor, float]:
         positives, negatives = draw_from_bank(self.labels, rows, self.remember(u, rows))
-        # theta of each query with its positives and negatives, (b, groups, 50)
+        # theta of each query with its positives, and with its negatives, (b, groups, 50)
         scaled = u[:, None, None, :] * self.product
         theta_positive = (scaled * self.bank[positives]).sum(-1)
         theta_negative = (scaled * self.bank[negatives]).sum(-1)
@@ -120,10 +120,10 @@ def draw_from_bank(labels: Labels, rows: np.ndarray, seed: list[int]) -> tuple[n
     """Rows of positives and negatives for each query in the batch, both (b, groups, 50).
 
     A triplet is any positive of a group with any negative of the same group. Single labels: one group for every other
-    class, with new positives drawn for each. Label sets, a case that the authors' code does not have: nine
-    groups, as many as CIFAR-10 gives, of images that share a label with the query and images that share none.
-    Images of the batch are never drawn; draws are without replacement where there are 50 to draw from. Where there is
-    nothing to draw, the query itself is both positive and negative, so the gradient is zero.
+    class, with new positives drawn for each. Label sets, which the authors' code does not handle: nine groups, as many
+    as CIFAR-10 gives, of images that share a label with the query and images that share none. Images of the batch are
+    never drawn; draws are without replacement where there are 50 to draw from. Where there is nothing to draw, the
+    query itself is both positive and negative, so the gradient is zero.
     """
     rng = np.random.default_rng(seed)
     outside = np.ones(len(labels), bool)
@@ -150,13 +150,13 @@ def _draw(positives: np.ndarray, negatives: np.ndarray, query: int, rng: np.rand
 
 
 class DTSHTripletLoss(_RememberingLoss):
-    """Likelihood of given triplets of rows, whose three images are rarely in one batch.
+    """Likelihood of given triplets of rows; their three images are rarely in one batch.
 
     Every triplet with an image in the batch counts. Images outside the batch are represented by their remembered
-    outputs, which have no gradient. Triplets with an image that has not been seen yet are left out.
+    outputs, which have no gradient. Triplets with an image not seen yet are left out.
     """
 
-    MOST = 20_000  # triplets per step; of more, that many are drawn
+    MOST = 20_000  # triplets per step; if there are more, this many are drawn
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class DTSHTripletLoss(_RememberingLoss):
         """`triplets` (t, 3) are row numbers (query, positive, negative) in a training set of n images."""
         super().__init__(n_bits, n, torch.nan, alpha, lambda_, random_state)
         self.triplets = np.asarray(triplets)
-        # the triplets that each image is part of, one image after the other
+        # the triplets of each image, image by image
         self.of_image = np.argsort(self.triplets.ravel(), kind="stable") // 3
         self.starts = np.searchsorted(np.sort(self.triplets.ravel()), np.arange(n + 1))
 
@@ -185,7 +185,7 @@ class DTSHTripletLoss(_RememberingLoss):
         quantisation = self.lambda_bar * quantisation_error(u).mean()
         if not len(triplets):
             return quantisation, 0.0
-        members, places = np.unique(triplets, return_inverse=True)  # only these are copied
+        members, places = np.unique(triplets, return_inverse=True)  # copy only these from the bank
         inside = np.isin(rows, members)
         fresh = torch.from_numpy(np.searchsorted(members, rows[inside])).to(u.device)
         outputs = self.bank[members].to(u.dtype).index_put((fresh,), u[inside])

@@ -1,1 +1,1 @@
-"""Shallow methods: fixed features in, codes out; one file each, only its mathematics."""
+"""Shallow methods: fixed features in, codes out; one file per method, with only its mathematics."""

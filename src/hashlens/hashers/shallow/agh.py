@@ -18,9 +18,9 @@ class AGH(AnchorGraphHasher):
 
     Differences from the paper: only the constant eigenvector is left out, not all whose eigenvalue is near 1 (as in the
     released code): in a graph of several components these separate the components. Where the graph has fewer
-    eigenvectors than needed (few anchors), random rotations of them follow. Where the first bit separates no neighbours
-    at all, every second cut is equally good, and both sides are cut at their means. There are up to 800
-    anchors; `published` has the paper's 300.
+    eigenvectors than needed (few anchors), random rotations of them follow. If the first bit separates no neighbours at
+    all, any second cut is equally good, and both sides are cut at their means. There are up to 800 anchors; `published`
+    has the paper's 300.
     """
 
     supervised = False
@@ -48,11 +48,11 @@ def second_thresholds(Z: sparse.csr_array, Y: np.ndarray) -> np.ndarray:
     n, mass = Z.shape[0], Z.sum(0)[:, None]
     positive = (Y > 0).astype(np.float64)
     size, rest = positive.sum(0), n - positive.sum(0)
-    above = (positive * Y).sum(0)  # and -above is the sum of the rest
+    above = (positive * Y).sum(0)  # the sum of the rest is -above
     shared = Z.T @ positive / mass  # A [in P] = Z shared
     linear = above - (shared * (Z.T @ np.abs(Y))).sum(0)  # |y|^T (I - A) [in P]
     square = size - (shared * (Z.T @ positive)).sum(0)  # [in P]^T (I - A) [in P]
-    flat = square < NOISE * n  # P has no neighbours outside
+    flat = square < NOISE * n  # P has no neighbours outside it
     total = np.where(flat, above / size - above / rest, linear / np.where(flat, 1.0, square))
     return np.stack([2 * above + rest * total, size * total - 2 * above]) / n
 

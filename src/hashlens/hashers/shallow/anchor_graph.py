@@ -1,7 +1,7 @@
 """Anchor graph: features in, their sparse memberships Z in a few anchors and the eigenvectors of the graph out.
 
-Two rows are similar by the anchors they share: A = Z diag(Z^T 1)^-1 Z^T, (n, n), of which every row sums to 1. A is
-never formed: all that is needed of it follows from Z (n, m), which has a few entries in each row.
+Two rows are similar if they share anchors: A = Z diag(Z^T 1)^-1 Z^T, (n, n), every row of which sums to 1. A is never
+formed: everything needed follows from Z (n, m), which has a few entries per row.
 """
 
 import warnings
@@ -17,19 +17,19 @@ from hashlens.hashers.shallow.spectral import eigenvectors, random_rotation
 from hashlens.machine import blocks
 from hashlens.settings import setting
 
-TURNS = 10  # k-means iterations: anchors need not be the best centres, only near all rows
-BLOCK = 4096  # rows whose distances to all anchors are held at once
+TURNS = 10  # k-means iterations; anchors need not be the best centres, only close to all rows
+BLOCK = 4096  # rows per block of distances to all anchors
 EMPTY = 1e-9  # an anchor with a smaller total membership is unused
-NOISE = 1e-9  # below this, a value is an exact zero plus rounding; typical values are about 1
+NOISE = 1e-9  # smaller values are zeros with rounding errors; typical values are about 1
 
 
 class AnchorGraphHasher(ShallowHasher):
     """A method whose codes are sgn(z(x) W), where z(x) are the memberships of x in its `n_nearest` nearest anchors.
 
     Memberships are exp(-|x - anchor|^2 / width), scaled to sum to 1; zero for all other anchors. Anchors are
-    `n_anchors` centres of k-means, but at most half as many as there are training rows: an anchor of a single row
-    connects nothing. `width` is the square of the mean distance of a training row to the last of its nearest
-    anchors, as in the released code of AGH. Anchors that no training row is near are dropped.
+    `n_anchors` centres of k-means, but at most half as many as training rows, because an anchor with a single row
+    connects nothing. `width` is the square of the mean distance of a training row to the last of its nearest anchors,
+    as in the released code of AGH. Anchors with no training row nearby are dropped.
     """
 
     n_anchors: int = setting(800, "maximum number of anchors; paper: 300", published=300, low=2)
@@ -38,15 +38,15 @@ class AnchorGraphHasher(ShallowHasher):
     def _fit(self, X: np.ndarray, labels: None) -> None:
         self.anchors_ = find_anchors(X, self.n_anchors, self.random_state)
         squared, ids = nearest_anchors(X, self.anchors_, self.n_nearest)
-        self.width_ = np.array(np.sqrt(squared.max(1)).mean() ** 2 or 1.0)  # 0: a single nearest anchor on every row
+        self.width_ = np.array(np.sqrt(squared.max(1)).mean() ** 2 or 1.0)  # 0 if every row lies on its only anchor
         Z = memberships(squared, ids, self.width_, len(self.anchors_))
-        while not (used := Z.sum(0) > EMPTY).all():  # rows find others instead, which may leave one more without
+        while not (used := Z.sum(0) > EMPTY).all():  # their rows move to other anchors, which may empty another one
             self.anchors_ = self.anchors_[used]
             Z = self._memberships(X)
         self.projection_ = np.ascontiguousarray(self._learn_projection(Z))
 
     def _learn_projection(self, Z: sparse.csr_array) -> np.ndarray:
-        """W (m, columns) for the memberships of the training rows."""
+        """W (m, columns) from the memberships of the training rows."""
         raise NotImplementedError
 
     def _memberships(self, X: np.ndarray) -> sparse.csr_array:
@@ -58,11 +58,11 @@ class AnchorGraphHasher(ShallowHasher):
 
 
 def find_anchors(X: np.ndarray, n: int, random_state: int) -> np.ndarray:
-    """At most n distinct centres of X by a few k-means iterations: at least two, at most half as many as rows."""
+    """At most n distinct centres of X from a few k-means iterations: at least two, at most half the number of rows."""
     n = max(2, min(n, len(X) // 2))
     means = KMeans(n, init="random", n_init=1, max_iter=TURNS, random_state=random_state)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than n
+        warnings.simplefilter("ignore", ConvergenceWarning)  # raised for fewer distinct rows than n
         means.fit(X)
     return np.unique(means.cluster_centers_, axis=0)
 
@@ -81,11 +81,11 @@ def nearest_anchors(X: np.ndarray, anchors: np.ndarray, n: int) -> tuple[np.ndar
 def memberships(squared: np.ndarray, ids: np.ndarray, width: np.ndarray, n_anchors: int) -> sparse.csr_array:
     """Z (n, n_anchors): exp(-squared / width) at the ids of the nearest anchors, every row scaled to sum to 1."""
     n, n_nearest = ids.shape
-    # measured from the nearest, which changes nothing after scaling: far from all anchors every exp would be 0
+    # relative to the nearest, which scaling cancels: else every exp would be 0 far from all anchors
     weights = np.exp((squared.min(1, keepdims=True) - squared) / width)
     weights /= weights.sum(1, keepdims=True)
     Z = sparse.csr_array((weights.ravel(), ids.ravel(), np.arange(n + 1) * n_nearest), shape=(n, n_anchors))
-    Z.sort_indices()  # so that sums over a row are always taken in the same order
+    Z.sort_indices()  # fixes the order of additions in a row
     return Z
 
 
@@ -93,8 +93,8 @@ def graph_eigenvectors(Z: sparse.csr_array, n_vectors: int) -> tuple[np.ndarray,
     """W (m, r) and eigenvalues (r,), the largest first: Y = Z W are eigenvectors of A with 1^T Y = 0, Y^T Y = n I.
 
     The constant eigenvector, whose eigenvalue is 1, is left out. r is `n_vectors` or, if that is less, the number of
-    others with an eigenvalue above 0. In a graph of several components that are not joined, further eigenvalues are 1;
-    their eigenvectors tell components apart.
+    others with an eigenvalue above 0. In a graph of several separate components, further eigenvalues are 1; their
+    eigenvectors distinguish the components.
     """
     n, mass = Z.shape[0], Z.sum(0)
     scale = 1 / np.sqrt(mass)
@@ -112,7 +112,7 @@ def graph_eigenvectors(Z: sparse.csr_array, n_vectors: int) -> tuple[np.ndarray,
 
 
 def fill_up(W: np.ndarray, n: int, random_state: int) -> np.ndarray:
-    """W (m, r) with n columns: where there are more than r, random rotations of W follow it."""
+    """W (m, r) with n columns: if n > r, random rotations of W follow."""
     rng = np.random.default_rng(random_state)
     r = W.shape[1]
     parts = [W]

@@ -1,4 +1,4 @@
-"""ShallowHasher: what all methods on fixed features share. It turns images into features first."""
+"""ShallowHasher, the base of methods on fixed features: it first turns images into features."""
 
 from typing import Any, ClassVar, Self
 
@@ -17,7 +17,7 @@ from hashlens.settings import describe, setting
 
 
 class ShallowHasher(Hasher):
-    """X may be features, a float array (n, d), or images, whose `features` are "gist" or those of a backbone."""
+    """X is features, a float array (n, d), or images, from which `features` ("gist" or a backbone) are computed."""
 
     takes: ClassVar[str] = "features"
 
@@ -35,7 +35,7 @@ class ShallowHasher(Hasher):
         super().fit(X, y, **how)
         self.takes_images_ = not is_features(X)
         if self.takes_images_:
-            self.probe_ = extractor(self.features).probe  # saved like all other arrays
+            self.probe_ = extractor(self.features).probe  # saved like the other learned arrays
         return self
 
     def _prepare(self, X: Any, progress: Progress) -> np.ndarray:

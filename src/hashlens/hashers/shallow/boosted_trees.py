@@ -2,7 +2,7 @@
 
 A tree is complete and laid out as a heap: node k has the children 2k + 1 (left) and 2k + 2 (right, where the byte of
 its feature is above its threshold), and the leaves follow the nodes. A node that does not split sends all rows left.
-Features are kept column by column, (d, n), so that all loops run along the rows.
+Features are stored by column, (d, n), so that all inner loops run over rows.
 """
 
 import math
@@ -11,16 +11,16 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-N_BINS = 256  # values of a byte
-NO_SPLIT = N_BINS - 1  # no byte is above it
-TRIMMED = 0.01  # part of the weight that the lightest rows hold, which a tree does not see
-LEAST_ERROR = 1e-16  # of a tree that makes none, whose vote would be infinite
-LEAST_WEIGHT = 1e-12  # of a row, against the heaviest one
-GRID = 2.0**52  # weights are multiples of 1 / GRID, so that sums are exact and do not depend on the order of rows
+N_BINS = 256  # one per value of a byte
+NO_SPLIT = N_BINS - 1  # no byte exceeds it
+TRIMMED = 0.01  # share of the total weight; the lightest rows, which hold it, are not used for a tree
+LEAST_ERROR = 1e-16  # assumed for a tree without errors, whose vote would be infinite
+LEAST_WEIGHT = 1e-12  # of a row, relative to the heaviest
+GRID = 2.0**52  # weights are multiples of 1 / GRID, so sums are exact in any order of rows
 
 
 class Trees(NamedTuple):
-    """t trees that vote on one bit."""
+    """The t trees that vote on one bit."""
 
     feature: np.ndarray  # (t, nodes) int32
     threshold: np.ndarray  # (t, nodes) uint8
@@ -29,11 +29,11 @@ class Trees(NamedTuple):
 
 
 def bin_edges(X: np.ndarray) -> np.ndarray:
-    """(d, 255): the edges between 256 bins of each feature, which hold equally many rows of X where values differ."""
+    """(d, 255): the edges between 256 bins of each feature, with equally many rows of X unless values are equal."""
     n = len(X)
     ordered = np.sort(X, axis=0)
-    above = np.clip(np.arange(1, N_BINS) * n // N_BINS, 1, n - 1)  # an edge lies just below this row
-    # halfway between two rows, where rounding to float32 moves neither to another bin
+    above = np.clip(np.arange(1, N_BINS) * n // N_BINS, 1, n - 1)  # each edge lies just below this row
+    # halfway between two rows, so that rounding to float32 moves neither to another bin
     return np.ascontiguousarray((ordered[above - 1] / 2 + ordered[above] / 2).T)
 
 
@@ -49,8 +49,8 @@ def boost(
 ) -> Trees:
     """AdaBoost: trees that vote for the signs of the rows, each learned where the earlier ones are wrong.
 
-    `weights` (n,), not negative, are what a mistake in each row costs at first; a node chooses from `n_candidates`
-    features, drawn anew for each node.
+    `weights` (n,), not negative, are the initial cost of a mistake in each row; each node chooses from `n_candidates`
+    features, drawn for it at random.
     """
     d, n = columns.shape
     features = np.tile(np.arange(d, dtype=np.int32), (2**depth - 1, 1))
@@ -71,7 +71,7 @@ def boost(
 
 
 def weight_of_vote(error: float) -> float:
-    """What lowers the exponential loss most, log(right / wrong) / 2; nothing for a tree that is mostly wrong."""
+    """The vote that lowers the exponential loss most, log(right / wrong) / 2; 0 for a tree that is mostly wrong."""
     error = max(error, LEAST_ERROR)
     return 0.5 * math.log((1 - error) / error) if error < 0.5 else 0.0
 
@@ -86,7 +86,7 @@ def grow(
 
 
 def heaviest(weights: np.ndarray) -> np.ndarray:
-    """The rows that are left when the lightest, which hold a hundredth of the weight, are trimmed."""
+    """The rows left after trimming the lightest ones, which hold a hundredth of the weight."""
     ascending = np.sort(weights)
     least = np.searchsorted(np.cumsum(ascending), TRIMMED * weights.sum(), side="right")
     return np.flatnonzero(weights >= ascending[least])
@@ -98,12 +98,12 @@ def to_bytes(X, edges):  # type: ignore[no-untyped-def]
     n, d = X.shape
     columns = np.empty((d, n), np.uint8)
     one = np.uint64(1)
-    for start in range(0, d, 8):  # eight neighbours in a row of X come together from memory
+    for start in range(0, d, 8):  # eight neighbours in a row of X share a cache line
         for i in range(n):
             for j in range(start, min(start + 8, d)):
                 value, own = X[i, j], edges[j]
                 below, step = np.uint64(0), np.uint64(N_BINS // 2)
-                while step > 0:  # 255 edges are a complete search tree of eight levels
+                while step > 0:  # binary search: 255 edges make eight levels
                     below += step if own[below + step - one] < value else np.uint64(0)
                     step >>= one
                 columns[j, i] = below
@@ -112,13 +112,13 @@ def to_bytes(X, edges):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _grow(columns, rows, signs, weights, candidates):  # type: ignore[no-untyped-def]
-    """Rows, signs and weights are sorted into the nodes on the way."""
+    """As `grow`; sorts rows, signs and weights into the nodes on the way."""
     n_nodes = len(candidates)
     feature, threshold = candidates[:, 0].copy(), np.full(n_nodes, NO_SPLIT, np.uint8)
-    sign = np.empty(2 * n_nodes + 1, np.int8)  # of the majority in each node and leaf
-    bounds = np.zeros((2 * n_nodes + 1, 2), np.int64)  # of its rows
+    sign = np.empty(2 * n_nodes + 1, np.int8)  # the majority's, in each node and leaf
+    bounds = np.zeros((2 * n_nodes + 1, 2), np.int64)  # of each node's rows
     bounds[0, 1] = len(rows)
-    half = np.where(signs > 0, np.uint16(N_BINS), np.uint16(0))  # of the histogram, in which a row is counted
+    half = np.where(signs > 0, np.uint16(N_BINS), np.uint16(0))  # of the histogram that counts a row
     histogram = np.empty(2 * N_BINS)
     for node in range(2 * n_nodes + 1):
         first, last = bounds[node]
@@ -128,7 +128,7 @@ def _grow(columns, rows, signs, weights, candidates):  # type: ignore[no-untyped
             balance += weights[i] if half[i] > 0 else -weights[i]
         if balance != 0:
             sign[node] = 1 if balance > 0 else -1
-        else:  # as in its parent; without one, zero is -1
+        else:  # a tie: as in its parent; at the root, -1
             sign[node] = sign[(node - 1) // 2] if node > 0 else -1
         if node >= n_nodes:
             continue
@@ -147,8 +147,8 @@ def _grow(columns, rows, signs, weights, candidates):  # type: ignore[no-untyped
 def _best_split(columns, rows, half, weights, total, balance, candidates, histogram):  # type: ignore[no-untyped-def]
     """Feature and threshold of the split with the least Gini impurity; -1 if none is purer than the node.
 
-    The impurity of parts with weights s and signed weights b is least where the sum of b^2 / s is largest; two such
-    sums are compared as fractions, without dividing.
+    With weights s and signed weights b of the parts, the impurity is least where the sum of b^2 / s is largest; two
+    such sums are compared as fractions, without division.
     """
     best, best_below = balance * balance, total
     feature, threshold = -1, 0
@@ -166,9 +166,9 @@ def _best_split(columns, rows, half, weights, total, balance, candidates, histog
                 right, right_balance = total - left, balance - left_balance
                 above = left_balance * left_balance * right + right_balance * right_balance * left
                 below = left * right
-                if above * best_below > best * below * (1 + 1e-12):  # more than rounding
+                if above * best_below > best * below * (1 + 1e-12):  # by more than rounding
                     best, best_below = above, below
-                    feature, threshold = candidate, (last + b) // 2  # nothing lies between the two
+                    feature, threshold = candidate, (last + b) // 2  # no value lies between the two
             left += weight
             left_balance += histogram[b + N_BINS] - histogram[b]
             last = b
@@ -177,7 +177,7 @@ def _best_split(columns, rows, half, weights, total, balance, candidates, histog
 
 @njit(nogil=True, cache=True)
 def _part(column, threshold, first, last, rows, half, weights):  # type: ignore[no-untyped-def]
-    """Move the rows of first..last that go right behind the others; returns where they begin."""
+    """Move the rows of first..last that go to the right child behind the others; returns where they begin."""
     middle = last
     i = first
     while i < middle:
@@ -195,8 +195,8 @@ def _part(column, threshold, first, last, rows, half, weights):  # type: ignore[
 def _follow(columns, feature, threshold, leaf):  # type: ignore[no-untyped-def]
     """(n,) int8: the vote of a tree on each row.
 
-    From the leaves up, every row chooses one of the two children of every node: loops over bytes, which the compiler
-    turns into vector instructions, are faster than to walk down with each row.
+    From the leaves up, every row chooses between the two children of every node: these loops over bytes compile to
+    vector instructions and are faster than walking down the tree for each row.
     """
     n_nodes = len(feature)
     found = np.empty((n_nodes, columns.shape[1]), np.int8)
@@ -225,7 +225,7 @@ def _choose_leaf(column, limit, low, high, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def votes(columns, trees):  # type: ignore[no-untyped-def]
-    """(n,) float64: the sum of the votes of all trees on rows given as bytes, (d, n)."""
+    """(n,) float64: the sum of all trees' votes on rows given as bytes, (d, n)."""
     total = np.zeros(columns.shape[1])
     for tree in range(len(trees.vote)):
         signs = _follow(columns, trees.feature[tree], trees.threshold[tree], trees.leaf[tree])

@@ -1,4 +1,4 @@
-"""BRE, binary reconstructive embedding: features in, projections whose Hamming distances rebuild theirs out."""
+"""BRE, binary reconstructive embedding: features in, projections whose Hamming distances match the features' out."""
 
 import numpy as np
 from numba import njit
@@ -6,9 +6,9 @@ from numba import njit
 from hashlens.hashers.shallow.base import LinearHasher, draw_rows
 from hashlens.settings import setting
 
-PARTNERS = 0.05  # part of the sample that each of its rows is compared with, as in the released code
-TOLERANCE = 2e-5  # of the error, from sweep to sweep; in the released code a sum of 50,000 pairs must fall by 1
-ROUNDING = 1e-6  # costs nearer than this are equal, as those far below and far above all turning points always are
+PARTNERS = 0.05  # fraction of the sample that each row is compared with, as in the released code
+TOLERANCE = 2e-5  # minimum decrease of the error per sweep; in the released code, 1 for a sum over 50,000 pairs
+ROUNDING = 1e-6  # costs nearer than this are equal, such as the costs below and above all turning points
 
 
 class BRE(LinearHasher):
@@ -17,13 +17,13 @@ class BRE(LinearHasher):
     B. Kulis, T. Darrell, "Learning to Hash with Binary Reconstructive Embeddings", NIPS 2009.
 
     Minimises the sum over pairs of (d(x, y) - hamming(x, y) / n_bits)^2, where d is half the squared distance of
-    centred features of unit length, scaled so that the largest is 1. Bit p is sgn(sum_q W_pq k(a_pq, x)) with anchors
-    a_p of its own among the sample and the linear kernel k. One weight after another is set where the error is least:
-    as it grows, every row's bit turns once, so one pass over the sorted turning points tries all that matters.
+    centred features of unit length, scaled so that the largest is 1. Bit p is sgn(sum_q W_pq k(a_pq, x)) with its own
+    anchors a_p from the sample and the linear kernel k. One weight after another is set where the error is least: as it
+    grows, every row's bit flips once, so one pass over the sorted flipping points covers all cases.
 
-    Differences from the paper: d is scaled, because for centred features it may exceed 1. The pairs are those of the
-    released code, each row of the sample with 5% of the others. A kernel that is linear makes a bit the sign of one
-    projection, and only that is kept. With fewer rows than anchors, all are anchors.
+    Differences from the paper: d is scaled, because for centred features it may exceed 1. The pairs are as in the
+    released code, each row of the sample with 5% of the others. As the kernel is linear, a bit is the sign of one
+    projection, and only that is kept. With fewer rows than anchors, all rows are anchors.
     """
 
     supervised = False
@@ -51,22 +51,22 @@ class BRE(LinearHasher):
 
 
 def of_unit_length(X: np.ndarray) -> np.ndarray:
-    """Rows divided by their length; a row of zeros stays."""
+    """Rows divided by their length; rows of zeros stay zero."""
     length = np.linalg.norm(X, axis=1, keepdims=True)
     return X / np.where(length > 0, length, 1.0)
 
 
 def draw_pairs(n: int, rng: np.random.Generator) -> np.ndarray:
-    """(2, pairs): rows i < j, each pair once; every row has at least PARTNERS of all others as partners."""
+    """(2, pairs): rows i < j, each pair once; every row is paired with at least the fraction PARTNERS of the others."""
     n_partners = max(1, round(PARTNERS * n))
     first = np.repeat(np.arange(n), n_partners)
     step = np.concatenate([1 + rng.choice(n - 1, n_partners, replace=False) for _ in range(n)])
-    second = (first + step) % n  # a step of 1 to n - 1: never itself
+    second = (first + step) % n  # a step of 1 to n - 1, so never the row itself
     return np.unique(np.sort([first, second], axis=0), axis=1)
 
 
 class Descent:
-    """Weights and what they make of the sample; `improve` sets the weights of one bit, one after another."""
+    """Weights and the sample's codes; `improve` sets the weights of one bit, one after another."""
 
     def __init__(self, kernel: np.ndarray, pairs: np.ndarray, anchors: np.ndarray, weights: np.ndarray):
         self.kernel = kernel  # (n, n)
@@ -76,7 +76,7 @@ class Descent:
         lengths = np.diag(kernel)
         distances = (lengths[pairs[0]] + lengths[pairs[1]]) / 2 - kernel[pairs[0], pairs[1]]
         self.distances = np.maximum(distances, 0) / (distances.max() or 1.0)
-        # the pairs from both ends: partners of row i are partner[start[i]:start[i + 1]]
+        # pairs listed from both ends: the partners of row i are partner[start[i]:start[i + 1]]
         ends, others = np.concatenate([pairs, pairs[::-1]], axis=1)
         by_end = np.argsort(ends, kind="stable")
         self.partner, self.pair = others[by_end], np.tile(np.arange(pairs.shape[1]), 2)[by_end]
@@ -84,7 +84,7 @@ class Descent:
         self.hamming = np.sum([self.differing(values) for values in self.values], axis=0)  # (pairs,)
 
     def differing(self, values: np.ndarray) -> np.ndarray:
-        """(pairs,): whether two rows differ in the bit of these values (n,)."""
+        """(pairs,): whether the two rows differ in the bit with these values (n,)."""
         bits = values > 0
         return bits[self.pairs[0]] != bits[self.pairs[1]]
 
@@ -93,12 +93,12 @@ class Descent:
         return float(np.square(self.distances - self.hamming / len(self.values)).mean())
 
     def improve(self, bit: int, order: np.ndarray) -> None:
-        """Set the weights `order` of one bit, each to where the error is least while all others stay."""
+        """Set the weights `order` of one bit, each to its best value while the others stay."""
         anchors, weights = self.anchors[bit], self.weights[bit]
         others = self.hamming - self.differing(self.values[bit])
-        # with r = n_bits d - others, a pair costs (r - 1)^2 where this bit differs, r^2 where not: the difference
+        # with r = n_bits d - others: cost (r - 1)^2 of a pair if this bit differs, minus cost r^2 if not
         cost = 1 - 2 * (len(self.values) * self.distances - others)
-        values = weights @ self.kernel[anchors]  # afresh: small steps gather rounding errors
+        values = weights @ self.kernel[anchors]  # recomputed, because small steps accumulate rounding errors
         _set_weights(self.kernel, anchors, weights, values, order, self.start, self.partner, cost[self.pair])
         self.values[bit] = values
         self.hamming = others + self.differing(values)
@@ -115,25 +115,25 @@ def _set_weights(kernel, anchors, weights, values, order, start, partner, cost):
 
 @njit(nogil=True, cache=True)
 def best_weight(weight, column, values, start, partner, cost):  # type: ignore[no-untyped-def]
-    """The w for which the pairs that differ in the bits values + (w - weight) column > 0 cost least.
+    """The w with the lowest cost of pairs that differ in the bit values + (w - weight) column > 0.
 
-    `cost` holds what it costs that a row and its partner differ, laid out as `partner`. Between two turning points, the
-    middle; the old weight where nothing costs less.
+    `cost` is the cost of a row and its partner differing, in the layout of `partner`. w is the middle between two
+    turning points, or the old weight if nothing costs less.
     """
-    turns = np.flatnonzero(column)  # a row without similarity to the anchor never turns
+    turns = np.flatnonzero(column)  # a row with similarity 0 to the anchor never flips
     if len(turns) == 0:
         return weight
     points = weight - values[turns] / column[turns]
     by_point = np.argsort(points)
     points, turns = points[by_point], turns[by_point]
     now = values > 0
-    bits = np.where(column == 0, now, column < 0)  # far below all turning points
-    total = 0.0  # cost of `bits` less that of `now`
+    bits = np.where(column == 0, now, column < 0)  # for w far below all turning points
+    total = 0.0  # cost of `bits` minus cost of `now`
     for i in range(len(values)):
         for e in range(start[i], start[i + 1]):
             j = partner[e]
             total += (int(bits[i] != bits[j]) - int(now[i] != now[j])) * cost[e]
-    total /= 2  # every pair was met from both ends
+    total /= 2  # every pair was counted from both ends
 
     outside = (points[-1] - points[0]) / len(points)
     if outside == 0.0:
@@ -150,7 +150,7 @@ def best_weight(weight, column, values, start, partner, cost):  # type: ignore[n
             continue
         if k == len(turns) - 1:
             best, least = points[k] + outside, total
-        # in the middle of less, rounding would decide on which side of its turning point a row is
+        # in narrower gaps, rounding would decide on which side of its turning point a row is
         elif points[k + 1] - points[k] > 1e-12 * (abs(weight) + abs(points[k]) + abs(points[k + 1])):
             best, least = (points[k] + points[k + 1]) / 2, total
     return best

@@ -12,11 +12,11 @@ from hashlens.hashers.shallow.spectral import eigenvectors
 from hashlens.machine import blocks
 from hashlens.settings import setting
 
-ROWS_AT_ONCE = 1000  # whose labels are compared with those of all rows
-RIDGE = 1e-3  # of the mean of the diagonal of X^T X
-LEAST_GAIN = 1e-3  # by which a new bit must break the condition of the dual problem
-TIE = 1e-9  # gains nearer than this are equal but for rounding; the first one counts
-MOST_DOUBLED = 1000  # times the C asked for
+ROWS_AT_ONCE = 1000  # per block of label comparisons with all rows
+RIDGE = 1e-3  # relative to the mean of the diagonal of X^T X
+LEAST_GAIN = 1e-3  # minimum by which a new bit must violate the dual condition
+TIE = 1e-9  # gains nearer than this differ by rounding only; take the first
+MOST_DOUBLED = 1000  # largest factor on C
 
 
 class CGHash(LinearHasher):
@@ -25,18 +25,18 @@ class CGHash(LinearHasher):
     X. Li, G. Lin, C. Shen, A. van den Hengel, A. Dick, "Learning Hash Functions Using Column Generation", ICML 2013.
 
     Minimises sum_k w_k + (C / T) sum_r log(1 + exp(-a_r . w)) over bits h_k and weights w >= 0, where a_rk is 1 if bit
-    k tells row r of the T triplets from its negative alone, -1 if from its positive alone, and else 0. One bit after
-    another: the one that breaks most the condition of the dual problem, sum_r u_r a_rk <= 1; then all weights anew, and
-    from them the dual variables u_r = (C / T) / (1 + exp(a_r . w)).
+    k tells row r of the T triplets from its negative alone, -1 if from its positive alone, else 0. Bits are added one
+    after another: first the bit that most violates the condition of the dual problem, sum_r u_r a_rk <= 1; then all
+    weights are refitted, and give the dual variables u_r = (C / T) / (1 + exp(a_r . w)).
 
     Codes are compared by plain Hamming distance, as everywhere here; the weights are kept as `bit_weights_` (n_bits,)
     for the paper's weighted distance.
 
     Differences from the paper: positives and negatives are drawn from all rows, not from the nearest, which on CIFAR-10
-    ranks a whole database far better. The loss is the logistic one of those the paper allows. The paper stops when no
-    bit breaks the condition of the dual problem. To get as many bits as asked for, C is then doubled, up to about 1,000
-    times itself; after that, bits restart with new triplets, so that each is repeated about equally often. `published`
-    has fewer triplets and a smaller C, our choice for CIFAR-10.
+    ranks a whole database far better. Of the losses that the paper allows, the logistic one is used. The paper stops
+    when no bit violates the dual condition. To get as many bits as requested, C is then doubled, up to about 1,000
+    times its value; after that, bits restart with new triplets, so that each is repeated about equally often.
+    `published` has fewer triplets and a smaller C, our choice for CIFAR-10.
     """
 
     C: float = setting(100.0, "weight of the triplets; our choice", published=30.0, above=0)
@@ -62,10 +62,10 @@ class CGHash(LinearHasher):
 
 
 def generate_bits(search: BitSearch, n_bits: int, C: float, most: float) -> tuple[np.ndarray, np.ndarray, float]:
-    """Hyperplanes (d + 1, k) and weights (k,) of k bits, and the C that they are for.
+    """Hyperplanes (d + 1, k) and weights (k,) of k bits, and the C they were found with.
 
-    Where no bit breaks the condition of the dual problem, C is doubled, to `most` at most; if that does not
-    help, there are fewer than n_bits, but at least one.
+    If no bit violates the dual condition, C is doubled, up to `most`; if that does not help, there are fewer than
+    n_bits, but at least one.
     """
     hyperplanes, weights = np.empty((search.X.shape[1], 0)), np.empty(0)
     columns = np.empty((len(search.triplets), 0))
@@ -84,9 +84,9 @@ def generate_bits(search: BitSearch, n_bits: int, C: float, most: float) -> tupl
 
 
 def draw_triplets(labels: Labels, n_each: int, rng: np.random.Generator) -> np.ndarray:
-    """(t, 3) rows: each row `n_each` times, with one that shares a label and one that does not, none of them twice.
+    """(t, 3) rows: each row `n_each` times, with a row that shares a label and one that does not, without repeats.
 
-    A row that has fewer of either kind gets fewer triplets.
+    A row with too few of either kind gets fewer triplets.
     """
     found = []
     for block in blocks(len(labels), ROWS_AT_ONCE):
@@ -104,7 +104,7 @@ def draw_triplets(labels: Labels, n_each: int, rng: np.random.Generator) -> np.n
 
 
 def draw_columns(allowed: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """(q, n) different columns that are allowed in each row, in random order; -1 at the end where there are fewer."""
+    """(q, n) distinct columns allowed in each row, in random order, padded with -1."""
     n = min(n, allowed.shape[1])
     lots = np.where(allowed, rng.random(allowed.shape), 2.0)
     columns = np.argpartition(lots, n - 1, axis=1)[:, :n]
@@ -130,7 +130,7 @@ def pair_weights(triplets: np.ndarray, u: np.ndarray, n: int) -> sparse.csr_arra
 
 
 class BitSearch:
-    """The search for the next bit over rows X (n, d + 1), the last column of which is 1, and triplets of them."""
+    """The search for the next bit, over rows X (n, d + 1), with 1 in the last column, and triplets of rows."""
 
     def __init__(self, X: np.ndarray, triplets: np.ndarray, n_starts: int, n_iterations: int, rng: np.random.Generator):
         self.X, self.triplets = X, triplets
@@ -141,14 +141,14 @@ class BitSearch:
     def best(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The hyperplane v whose bit [X v > 0] makes sum_r u_r a_r large, and these a (t,).
 
-        Steps of L-BFGS with tanh for the sign from a spectral and some random starts; the best of starts and ends.
+        L-BFGS, with tanh for the sign, from a spectral and some random starts; the best of all starts and ends.
         """
-        pull = pair_weights(self.triplets, u / u.sum(), len(self.X))  # divided so that one tolerance does for all
+        pull = pair_weights(self.triplets, u / u.sum(), len(self.X))  # normalised, so that one tolerance fits all
         random = self.rng.standard_normal((self.n_starts, self.X.shape[1]))
         starts = [v * np.sqrt(len(self.X)) / linalg.norm(self.X @ v) for v in (self._spectral(pull), *random)]
         tried = [(v, margins(self.X @ v > 0, self.triplets)) for v in (*starts, *(self._end(v, pull) for v in starts))]
         gains = [u @ a / u.sum() for _, a in tried]
-        best = next(i for i, gain in enumerate(gains) if gain > max(gains) - TIE)  # v and -v, for one, gain the same
+        best = next(i for i, gain in enumerate(gains) if gain > max(gains) - TIE)  # v and -v, for one, have equal gains
         return tried[best]
 
     def _spectral(self, pull: sparse.csr_array) -> np.ndarray:
@@ -183,5 +183,5 @@ def master(columns: np.ndarray, C: float, start: np.ndarray) -> np.ndarray:
 
 
 def dual(columns: np.ndarray, weights: np.ndarray, C: float) -> np.ndarray:
-    """u (T,), the dual variables that belong to weights: how much each triplet still counts."""
+    """u (T,), the dual variables for these weights: how much each triplet still counts."""
     return C / len(columns) * special.expit(-columns @ weights)

@@ -1,4 +1,4 @@
-"""DGH, discrete graph hashing: an anchor graph in, codes that neighbours share, found without relaxing them, out."""
+"""DGH, discrete graph hashing: an anchor graph in, codes shared by neighbours, found without relaxation, out."""
 
 import numpy as np
 from scipy import linalg, sparse
@@ -10,7 +10,7 @@ from hashlens.settings import setting
 
 ROTATIONS = 100  # maximum iterations of the search for the first codes
 STEPS = 300  # maximum steps of one B-step
-TOLERANCE = 1e-6  # of the objective, relative, per iteration
+TOLERANCE = 1e-6  # relative change of the objective per iteration
 
 
 class DGH(AnchorGraphHasher):
@@ -19,12 +19,12 @@ class DGH(AnchorGraphHasher):
     W. Liu, C. Mu, S. Kumar, S.-F. Chang, "Discrete Graph Hashing", NIPS 2014.
 
     Maximises tr(B^T A B) + rho tr(B^T Y) over codes B (n, n_bits) and real Y with 1^T Y = 0, Y^T Y = n I, where A are
-    the similarities of an anchor graph: B by signs of the gradient, Y in closed form, alternating. Codes of new rows
-    are those of their neighbours, averaged: sgn(z(x) diag(Z^T 1)^-1 Z^T B).
+    the similarities of an anchor graph: B by signs of the gradient and Y in closed form, alternating. A new row gets
+    the average code of its neighbours: sgn(z(x) diag(Z^T 1)^-1 Z^T B).
 
-    Differences from the paper: where the graph has fewer eigenvectors than bits (few anchors), random rotations of them
-    follow in what B starts from. Where there are no more training rows than bits, Y cannot have n_bits orthogonal
-    columns; Y^T Y / n is then a projection. There are up to 800 anchors; `published` has the paper's 300.
+    Differences from the paper: where the graph has fewer eigenvectors than bits (few anchors), B starts from these and
+    random rotations of them. Where there are no more training rows than bits, Y cannot have n_bits orthogonal columns;
+    Y^T Y / n is then a projection. There are up to 800 anchors; `published` has the paper's 300.
     """
 
     supervised = False
@@ -57,11 +57,11 @@ class DGH(AnchorGraphHasher):
 
 
 class Similarities:
-    """A = Z diag(Z^T 1)^-1 Z^T, by its factors."""
+    """A = Z diag(Z^T 1)^-1 Z^T, kept as its factors."""
 
     def __init__(self, Z: sparse.csr_array):
         self.Z = Z
-        self.transposed = Z.T.tocsr()  # products with it are faster by rows
+        self.transposed = Z.T.tocsr()  # row format makes its products faster
         self.mass = Z.sum(0)[:, None]
 
     def anchor_means(self, B: np.ndarray) -> np.ndarray:
@@ -79,7 +79,7 @@ def objective(graph: Similarities, B: np.ndarray, Y: np.ndarray, rho: float) -> 
 
 
 def ascend(graph: Similarities, B: np.ndarray, Y: np.ndarray, rho: float) -> np.ndarray:
-    """The B-step: B moves to the signs of the gradient until nothing changes; a gradient of 0 keeps a bit."""
+    """The B-step: set B to the signs of the gradient until nothing changes; a gradient of 0 keeps a bit."""
     pull = rho * Y
     for _ in range(STEPS):
         gradient = 2 * graph.apply(B) + pull
@@ -95,9 +95,9 @@ def balanced(B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     n, n_bits = B.shape
     centred = B - B.mean(0)
     squares, right = eigenvectors(centred.T @ centred)
-    full = int((squares > 1e-8 * n).sum())  # of integers, nearly: an eigenvalue that is not 0 is far from it
+    full = int((squares > 1e-8 * n).sum())  # B has integers, so eigenvalues other than 0 are far from it
     left = centred @ right[:, :full] / np.sqrt(squares[:full])
-    # where bits are constant or follow from others, any further orthogonal columns do; n rows have n - 1 at most
+    # for constant or dependent bits any further orthogonal columns will do; n rows allow at most n - 1
     more = min(n_bits, n - 1) - full
     if more:
         drawn = rng.standard_normal((n, more))

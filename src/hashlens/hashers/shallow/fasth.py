@@ -1,4 +1,4 @@
-"""FastH, fast supervised hashing: bits that suit the labels by graph cuts in, boosted trees that predict them out."""
+"""FastH, fast supervised hashing: features and labels in, boosted trees that predict bits found by graph cuts out."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +13,9 @@ from hashlens.hashers.shallow.boosted_trees import N_BINS, Trees, bin_edges, boo
 from hashlens.machine import blocks, in_threads
 from hashlens.settings import setting
 
-LARGEST_FLOW = 2**29  # scipy's capacities are int32, and what is left of one may be twice as much
-TOLERANCE = 1e-12  # an energy is lower if it is by this part of all weights
-BLOCK = 512  # rows that a thread takes at once; their bytes stay in the cache
+LARGEST_FLOW = 2**29  # scipy's capacities are int32, and a residual capacity may be twice as large
+TOLERANCE = 1e-12  # minimum decrease of the energy, relative to the sum of all weights
+BLOCK = 512  # rows per task of a thread; their bytes fit in the cache
 
 
 class FastH(ShallowHasher):
@@ -26,8 +26,8 @@ class FastH(ShallowHasher):
 
     Minimises, bit r after bit r - 1, the sum over pairs of (d / r)^2 where they share a label and of
     max(0, 1/2 - d / r)^2 where they do not; d is their Hamming distance over r bits. Given the earlier bits this is
-    sum a_ij z_i z_j over signs z, lowered by a graph cut for one class after another; then trees learn z by AdaBoost,
-    and their prediction is bit r.
+    sum a_ij z_i z_j over signs z, lowered by graph cuts, one class after another; then trees learn z by AdaBoost, and
+    their prediction is bit r.
 
     Differences from the paper: z starts with one sign for half of the classes and the other for the rest, drawn anew
     for each bit, not with one sign for all, so that a bit is useful even if the earlier ones have already separated all
@@ -62,7 +62,7 @@ class FastH(ShallowHasher):
         self.feature_, self.threshold_, self.leaf_, self.vote_ = map(np.stack, zip(*learned, strict=True))
 
     def _require_codes(self) -> None:
-        """The compiled loops trust their arrays, so nothing may point outside of them."""
+        """Check array indices, because the compiled loops do not."""
         shape = (self.n_bits, self.n_trees, 2**self.depth - 1)
         for name, expected, kind in (
             ("edges", (self.n_features_in_, N_BINS - 1), np.float64),
@@ -91,9 +91,9 @@ class FastH(ShallowHasher):
 
 
 def draw_pairs(labels: Labels, n_partners: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """(p, 2) rows i < j and (p,) whether they are similar: for each row `n_partners` of either kind, or all there are.
+    """(p, 2) rows i < j and (p,) whether they are similar: per row, `n_partners` of either kind, or all there are.
 
-    A pair drawn by both of its rows is kept once.
+    A pair drawn for both of its rows is kept once.
     """
     n = len(labels)
     drawn: dict[bool, list[np.ndarray]] = {True: [], False: []}
@@ -109,31 +109,31 @@ def draw_pairs(labels: Labels, n_partners: int, rng: np.random.Generator) -> tup
 
 
 def groups_alike(labels: Labels) -> list[np.ndarray]:
-    """The rows of each class; they overlap where rows have several labels, and a row without any is its own group."""
+    """The rows of each class; groups overlap for rows with several labels; a row without labels is its own group."""
     classes = labels.matrix()
     groups = [np.flatnonzero(rows) for rows in classes.T if rows.any()]
     return groups + [np.array([row]) for row in np.flatnonzero(~classes.any(axis=1))]
 
 
 def hinge(distance: np.ndarray, similar: np.ndarray, r: int) -> np.ndarray:
-    """The loss of pairs at a distance over r bits: similar ones want none, others at least half of the bits."""
+    """The loss of pairs at a distance over r bits: similar pairs should be at 0, others at half the bits or more."""
     return np.square(np.where(similar, distance / r, np.maximum(0, 0.5 - distance / r)))
 
 
 def pair_weights(distance: np.ndarray, similar: np.ndarray, r: int) -> np.ndarray:
-    """a_ij: what bit r saves if it tells the pair apart, whose distance over r - 1 bits is given."""
+    """a_ij: what bit r saves by separating the pair, given its distance over r - 1 bits."""
     return hinge(distance, similar, r) - hinge(distance + 1, similar, r)
 
 
 def symmetric(pairs: np.ndarray, weights: np.ndarray, n: int) -> sparse.csr_array:
-    """(n, n) with the weight of each pair in both of its places."""
+    """(n, n) with the weight of each pair in both places."""
     i, j = pairs.T
     both = np.concatenate([i, j]), np.concatenate([j, i])
     return sparse.csr_array((np.concatenate([weights, weights]), both), shape=(n, n))
 
 
 def infer_bit(A: sparse.csr_array, groups: list[np.ndarray], n_sweeps: int, rng: np.random.Generator) -> np.ndarray:
-    """(n,) signs z for which sum a_ij z_i z_j is low."""
+    """(n,) signs z with a low sum a_ij z_i z_j."""
     z = np.ones(A.shape[0])
     for group in rng.permutation(len(groups))[: len(groups) // 2]:
         z[groups[group]] = -1
@@ -143,7 +143,7 @@ def infer_bit(A: sparse.csr_array, groups: list[np.ndarray], n_sweeps: int, rng:
 
 
 def sweep(A: Any, z: np.ndarray, blocks: Sequence[np.ndarray]) -> None:
-    """Lower sum over pairs i < j of a_ij z_i z_j over one block of z after another, in place; it never rises.
+    """Lower sum over pairs i < j of a_ij z_i z_j over one block of z after another, in place; the sum never rises.
 
     A is sparse, symmetric, (n, n), and no a_ij within a block is positive.
     """
@@ -153,7 +153,7 @@ def sweep(A: Any, z: np.ndarray, blocks: Sequence[np.ndarray]) -> None:
         unary = rows @ z - inside @ old
         new = best_signs(inside, unary)
         all_weights = np.abs(unary).sum() + np.abs(inside.data).sum()
-        if energy(inside, unary, new) < energy(inside, unary, old) - TOLERANCE * all_weights:  # else the old bits stay
+        if energy(inside, unary, new) < energy(inside, unary, old) - TOLERANCE * all_weights:  # else keep the old bits
             z[block] = new
 
 
@@ -163,7 +163,7 @@ def energy(A: Any, unary: np.ndarray, z: np.ndarray) -> float:
 
 
 def best_signs(A: Any, unary: np.ndarray) -> np.ndarray:
-    """The signs of least energy where no a_ij is positive: a minimum cut, +1 on the side of the source.
+    """The signs of least energy, if no a_ij is positive: a minimum cut, +1 on the side of the source.
 
     A point with unary < 0 is connected to the source and one with unary > 0 to the sink, with capacity |unary|; i and
     j with |a_ij|. Capacities are rounded to integers, 2^29 in total.
@@ -175,12 +175,12 @@ def best_signs(A: Any, unary: np.ndarray) -> np.ndarray:
     source, sink = n, n + 1
     to_source, to_sink = np.flatnonzero(unary < 0), np.flatnonzero(unary > 0)
     total = np.abs(unary).sum()
-    strength = np.concatenate([-unary[to_source], unary[to_sink], np.minimum(-A.data, total)])  # no flow is larger
+    strength = np.concatenate([-unary[to_source], unary[to_sink], np.minimum(-A.data, total)])  # no flow can be larger
     starts = np.concatenate([np.full(len(to_source), source), to_sink, A.row])
     ends = np.concatenate([to_source, np.full(len(to_sink), sink), A.col])
     capacity = np.rint(strength * (LARGEST_FLOW / total)).astype(np.int32)
     graph = sparse.csr_array((capacity, (starts, ends)), shape=(n + 2, n + 2))
-    rest = graph - csgraph.maximum_flow(graph, source, sink).flow  # keeps no zeros, which would count as edges
+    rest = graph - csgraph.maximum_flow(graph, source, sink).flow  # stores no zeros, which would count as edges
     reached = csgraph.breadth_first_order(rest, source, return_predecessors=False)
     signs = np.full(n + 2, -1.0)
     signs[reached] = 1

@@ -1,4 +1,4 @@
-"""IsoHash, isotropic hashing: principal directions in, a rotation of them with equal variances out."""
+"""IsoHash, isotropic hashing: principal directions in, their rotation to equal variances out."""
 
 import numpy as np
 
@@ -40,5 +40,5 @@ def equalising_rotation(variances: np.ndarray, n_iterations: int, random_state: 
         if np.abs(np.diag(Z) - 1).max() < 1e-9:
             break
         np.fill_diagonal(Z, 1)
-        Q = eigenvectors(Z)[1].T  # largest first, as Lambda: only then is Q^T Lambda Q the nearest
+        Q = eigenvectors(Z)[1].T  # largest first, like Lambda: otherwise Q^T Lambda Q would not be the nearest
     return Q

@@ -1,4 +1,4 @@
-"""ITQ and CCA-ITQ, iterative quantisation: directions in, the rotation of them that the sign changes least out."""
+"""ITQ and CCA-ITQ, iterative quantisation: directions in, their rotation with the least quantisation error out."""
 
 import numpy as np
 from scipy import linalg
@@ -33,8 +33,8 @@ class ITQ(LinearHasher):
 def quantising_rotation(V: np.ndarray, n_iterations: int, random_state: int) -> np.ndarray:
     """The orthogonal R (n, n) for which V R is near its own signs.
 
-    Few classes and a long code leave most columns of V zero: the same rows of R are of no effect, and filled up at the
-    end. To learn them as well would take twenty to a hundred times as long.
+    With few classes and a long code most columns of V are zero: the corresponding rows of R have no effect and are
+    filled up at the end. Learning them too would take twenty to a hundred times as long.
     """
     n = V.shape[1]
     rotation = random_rotation(n, np.random.default_rng(random_state))
@@ -60,10 +60,10 @@ class CCAITQ(LinearHasher):
     directions w that are most correlated with the labels, each scaled by its correlation eta:
     C_xy (C_yy + rho I)^-1 C_yx w = eta^2 (C_xx + rho I) w, with C the covariances of features x and labels y.
 
-    Differences from the paper: rho is taken relative to the mean variance of the features, and of the labels, so that
-    it does not depend on the scale of the features; it is 0.1, and 1e-4 in `published`. With c classes at
-    most c - 1 directions are correlated with the labels (c, where an item may have several); where there are more bits,
-    the others are zero and the rotation spreads those few over all bits.
+    Differences from the paper: rho is relative to the mean variance of the features, and of the labels, so that it does
+    not depend on their scale; it is 0.1, and 1e-4 in `published`. With c classes at most c - 1 directions are
+    correlated with the labels (c, if items may have several); with more bits, the others are zero and the rotation
+    spreads these few over all bits.
     """
 
     needs_pairs = False
@@ -85,7 +85,7 @@ class CCAITQ(LinearHasher):
 def canonical_directions(X: np.ndarray, Y: np.ndarray, n: int, rho: float) -> tuple[np.ndarray, np.ndarray]:
     """(d, n) and (n,): directions of centred rows X most correlated with Y, and their correlations, largest first.
 
-    Both are zeros where no correlation is left.
+    Both are zero where no correlation is left.
     """
     Y = Y - Y.mean(0)
     Cxy = X.T @ Y / len(X)

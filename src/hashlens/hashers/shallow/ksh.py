@@ -8,7 +8,7 @@ from hashlens.hashers.shallow.base import KernelHasher, signs
 from hashlens.hashers.shallow.spectral import leading_eigenvector
 from hashlens.settings import setting
 
-TOLERANCE = 1e-2  # a step that changes the smoothed cost by less than this for each row is the last
+TOLERANCE = 1e-2  # stop after a step that changes the smoothed cost per row by less than this
 MAX_CURVATURE = 2.0**50
 
 
@@ -18,16 +18,17 @@ class KSH(KernelHasher):
     W. Liu, J. Wang, R. Ji, Y.-G. Jiang, S.-F. Chang, "Supervised Hashing with Kernels", CVPR 2012.
 
     Minimises ||S - B B^T / L||^2 over W, where B = sgn(K W) are the codes of L bits, K the centred similarities of the
-    training rows to the anchors, and S is 1 for two rows that share a label and -1 for others. One bit after another: b
-    makes b^T R b large, where R = L S - (b b^T of all bits before) is what remains to be explained. The better of a
-    spectral relaxation and of gradient steps from there, with tanh(z / 2) for the sign, is kept.
+    training rows to the anchors, and S is 1 for two rows that share a label and -1 for others. Bits are found one after
+    another: b makes b^T R b large, where R = L S - (b b^T of all bits before) is what remains to be explained. It
+    starts from a spectral relaxation, followed by gradient steps with tanh(z / 2) for the sign; the better of the two
+    is kept.
 
     Differences from the paper: up to 3,000 training rows are anchors, the kernel is narrower and K^T K has a larger
-    ridge, which matters most with many classes; `published` has 1,000 anchors, which reproduce the figures that others
-    report for KSH on CIFAR-10, and the paper's width. All training rows are labelled, where the paper takes 1,000 or
-    2,000. R is never formed, because its products follow from sums over rows with the same labels.
-    Steps are taken on whitened K, where tens of steps do what hundreds do on K, and the best one is kept, not the last.
-    With no more rows than anchors nothing is drawn, and `random_state` changes nothing.
+    ridge, which matters most with many classes; `published` has the paper's width and 1,000 anchors, which reproduce
+    the figures that others report for KSH on CIFAR-10. All training rows are labelled, where the paper uses 1,000 or
+    2,000. R is never formed: its products follow from sums over rows with equal labels. Steps are taken on whitened K,
+    where tens of steps do what takes hundreds on K, and the best one is kept, not the last. With no more rows than
+    anchors nothing is drawn, and `random_state` changes nothing.
     """
 
     needs_pairs = False
@@ -58,7 +59,7 @@ class KSH(KernelHasher):
 
 
 class Residue:
-    """R = L S - B B^T (n, n), used only through its products; B are the bits subtracted so far."""
+    """R = L S - B B^T (n, n), used only through its products; B has the bits subtracted so far."""
 
     def __init__(self, labels: Labels, n_bits: int):
         self.members, different = label_groups(labels)
@@ -70,7 +71,7 @@ class Residue:
         return self.members.T @ (self.S @ (self.members @ V)) - self.B @ (self.B.T @ V)
 
     def within(self, K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """F (m, r) and a symmetric C (r, r), for which K^T R K = F C F^T; r counts different labels and bits."""
+        """F (m, r) and a symmetric C (r, r), for which K^T R K = F C F^T; r is different labels plus bits."""
         return (
             np.column_stack([(self.members @ K).T, K.T @ self.B]),
             linalg.block_diag(self.S, -np.eye(self.B.shape[1])),
@@ -81,7 +82,7 @@ class Residue:
         return float(b @ self.times(b))
 
     def subtract(self, b: np.ndarray) -> None:
-        """R - b b^T from now on."""
+        """Replace R by R - b b^T."""
         self.B = np.column_stack([self.B, b])
 
 
@@ -96,7 +97,7 @@ def label_groups(labels: Labels) -> tuple[sparse.csr_array, Labels]:
 def whitened(K: np.ndarray, ridge: float) -> tuple[np.ndarray, np.ndarray]:
     """Z (n, m) and a triangular factor F (m, m), for which K = Z F and Z^T Z / n is near the identity.
 
-    It is not quite the identity, because K^T K, which may be singular, gets a ridge.
+    Only near, because K^T K may be singular and gets a ridge.
     """
     gram = K.T @ K / len(K)
     gram[np.diag_indices_from(gram)] += ridge * gram.trace() / len(gram)
@@ -113,7 +114,7 @@ def spectral_direction(Z: np.ndarray, residue: Residue) -> np.ndarray:
 def smoothed_direction(Z: np.ndarray, residue: Residue, start: np.ndarray, n_iterations: int) -> np.ndarray:
     """Nesterov's accelerated steps from `start` towards small -phi^T R phi, phi = tanh(Z w / 2); the best w on the way.
 
-    Z w is carried along with w, so that trying a length of step costs no product with Z.
+    Z w is carried along with w, so that trying a step length needs no product with Z.
     """
     here = before = (start, Z @ start)
     cost = smoothed_cost(here[1], residue)[0]

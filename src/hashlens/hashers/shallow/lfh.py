@@ -25,12 +25,12 @@ class LFH(LinearHasher):
     ridge regression: minimises ||X W - U||^2 + lambda' ||W||^2, lambda' = lambda n / d, for n rows of d features.
 
     Differences from the paper: as in the authors' code, features have zero mean and equal variance, and factors start
-    as their n_bits leading principal components; here components have unit variance, because large ones make
-    every sigmoid 0 or 1. Where the rank of the features is below n_bits, factors start at random numbers instead.
-    Training rows too are encoded by the regression, not by their factors. Similar pairs count as much as dissimilar
-    ones in total, and an iteration pairs rows with up to 1,200 others instead of n_bits: with a hundred classes, few
-    rows would have a similar one among n_bits, and the factors would collapse. `published` does neither; it has beta as
-    in the authors' code and a ridge of 100, chosen on held-out GIST of CIFAR-10.
+    as their n_bits leading principal components; here components have unit variance, because large ones make every
+    sigmoid 0 or 1. If the rank of the features is below n_bits, factors start at random numbers instead. Training rows
+    are also encoded by the regression, not by their factors. Similar pairs count as much as dissimilar ones in total,
+    and an iteration pairs rows with up to 1,200 others instead of n_bits: with a hundred classes, few of them would
+    have a similar row among n_bits, and the factors would collapse. `published` does neither; it has the beta of the
+    authors' code and a ridge of 100, chosen on held-out GIST of CIFAR-10.
     """
 
     beta: float = setting(
@@ -51,18 +51,18 @@ class LFH(LinearHasher):
 
     @classmethod
     def published(cls, n_bits: int = 48, n_train: int = 5_000, **changes: Any) -> Self:
-        """With as many columns as bits."""
+        """The paper's settings, with as many columns as bits."""
         return super().published(n_bits, n_train, **{"n_columns": n_bits, **changes})
 
     def _learn_projection(self, X: np.ndarray, labels: Labels) -> np.ndarray:
         spread = X.std(0)
-        spread[spread <= 1e-12 * np.maximum(np.abs(self.mean_), spread.max())] = np.inf  # constant but for rounding
+        spread[spread <= 1e-12 * np.maximum(np.abs(self.mean_), spread.max())] = np.inf  # constant up to rounding
         X = X / spread
         W = ridge(X, self._factors(X, labels), self.lambda_ * len(X) / X.shape[1])
         return W / spread[:, None]
 
     def _factors(self, X: np.ndarray, labels: Labels) -> np.ndarray:
-        """U (n, n_bits)."""
+        """The factors U (n, n_bits)."""
         rng = np.random.default_rng(self.random_state)
         U = first_factors(X, self.n_bits, rng)
         n_columns = min(self.n_columns or min(MAX_COLUMNS, len(X) // 2), len(X) - 1)
@@ -79,10 +79,10 @@ class LFH(LinearHasher):
 
 
 def balanced_groups(labels: Labels) -> tuple[list[np.ndarray], tuple[float, float]]:
-    """The rows with the same labels, and weights of dissimilar and similar pairs: both have the same total, mean 1."""
+    """Groups of rows with equal labels, and the weights of dissimilar and similar pairs: equal totals, mean 1."""
     members, different = label_groups(labels)
     sizes = members.sum(1)
-    share = sizes @ relevant(different, different) @ sizes / sizes.sum() ** 2  # of similar pairs
+    share = sizes @ relevant(different, different) @ sizes / sizes.sum() ** 2  # share of similar pairs
     return np.split(members.indices, members.indptr[1:-1]), (0.5 / (1 - share), 0.5 / share)
 
 
@@ -99,8 +99,8 @@ def better_rows(
 ) -> np.ndarray:
     """Rows U (r, L) after one step up the likelihood of the pairs with `others` (c, L), `similar` (r, c) or not.
 
-    `weights` are those of dissimilar and of similar pairs; where they differ, all rows must have the same similar ones.
-    A Newton step whose Hessian is replaced by a lower bound, the same for all rows: the objective, which counts a pair
+    `weights` are for dissimilar and for similar pairs; if they differ, all rows must have the same similar others. A
+    Newton step whose Hessian is replaced by a lower bound, the same for all rows: the objective, which counts each pair
     as (i, j) and as (j, i), cannot fall.
     """
     if not len(U):
@@ -112,5 +112,5 @@ def better_rows(
 
 
 def curvature(others: np.ndarray, beta: float, weight: np.ndarray) -> np.ndarray:
-    """(L, L) negative definite: below the Hessian of any row, for the derivative of a sigmoid is at most 1/4."""
+    """(L, L) negative definite: a bound below the Hessian of any row, because a sigmoid's derivative is at most 1/4."""
     return -(others.T * weight) @ others / 8 - np.eye(others.shape[1]) / beta

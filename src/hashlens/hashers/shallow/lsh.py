@@ -11,11 +11,11 @@ class LSH(LinearHasher):
     A. Andoni, P. Indyk, "Near-optimal hashing algorithms for approximate nearest neighbor in high dimensions", FOCS
     2006; the sign variant is M. Charikar's, "Similarity estimation techniques from rounding algorithms", STOC 2002.
 
-    Minimises nothing: the directions are drawn from a normal distribution whatever the data. Two items differ in a bit
-    with probability angle / pi.
+    Minimises nothing: the directions are drawn from a normal distribution, independent of the data. Two items differ in
+    a bit with probability angle / pi.
 
     Differences from the paper: signs of projections instead of integers floor((a . x + c) / w), which are not bits;
-    features are centred by the training mean, without which bits of non-negative features say little.
+    features are centred by the training mean, because otherwise bits of non-negative features carry little information.
     """
 
     supervised = False

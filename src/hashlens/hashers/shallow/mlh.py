@@ -6,8 +6,8 @@ from hashlens.data.labels import Labels
 from hashlens.hashers.shallow.base import LinearHasher, signs
 from hashlens.settings import setting
 
-PAIRS_PER_ROW = 20  # of an epoch; the 100,000 pairs of the authors' code at 5,000 rows
-TRIES = 20  # to draw a dissimilar pair
+PAIRS_PER_ROW = 20  # per epoch; with 5,000 rows, the 100,000 pairs of the authors' code
+TRIES = 20  # attempts to draw a dissimilar pair
 
 
 class MLH(LinearHasher):
@@ -20,11 +20,11 @@ class MLH(LinearHasher):
     stochastic gradients. The loss is max(m - rho + 1, 0) / (n_bits - rho + 1) / sqrt(lambda) for pairs that share a
     label and max(rho - m + 1, 0) / (rho + 1) sqrt(lambda) for others, as in the authors' code.
 
-    Learning rate, weight decay and epochs were chosen at 24 bits on GIST of CIFAR-10, on rows that are neither trained
-    on nor queries.
+    Learning rate, weight decay and epochs were chosen at 24 bits on GIST of CIFAR-10, on rows that are neither training
+    rows nor queries.
 
     Differences from the paper: as in the authors' later code, weight decay instead of columns of W of fixed length. The
-    paper searches rho and lambda on a validation set; here they have one default. Half of the pairs are similar,
+    paper searches rho and lambda on a validation set; here each has one default. Half of the pairs are similar,
     whatever the number of classes: a row, one of its labels and another row with that label, all drawn at random.
     Features are centred, each row has length one in training, and there is no bias.
     """
@@ -63,15 +63,15 @@ class Pairs:
 
     def __init__(self, labels: Labels):
         self.has = labels.matrix() > 0  # (n, c)
-        paired = self.has & (self.has.sum(0) > 1)  # a class of one row has no pair
+        paired = self.has & (self.has.sum(0) > 1)  # a class of one row has no pairs
         self.counts = paired.sum(0)
         self.starts = np.cumsum(self.counts) - self.counts
-        self.classes, self.members = np.nonzero(paired.T)  # class by class: a row stands under each of its classes
+        self.classes, self.members = np.nonzero(paired.T)  # sorted by class; a row occurs once per class
 
     def draw(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """first (n,), second (n,) and, as 0 or 1, whether they are similar (n,).
 
-        If nearly all rows share a label, so that no dissimilar pair is found, more than half are similar.
+        If nearly all rows share a label and no dissimilar pair is found, more than half are similar.
         """
         first, second = self._draw_any(n, rng)
         is_similar = self.similar(first, second)
@@ -116,10 +116,10 @@ def bound_gradient(W: np.ndarray, x1: np.ndarray, x2: np.ndarray, losses: np.nda
 def most_violating(u1: np.ndarray, u2: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The signs g1, g2 (n, L) that maximise loss(g1, g2) + g1 . u1 + g2 . u2 for each of n pairs.
 
-    The loss only sees how many bits differ: for each number, those bits differ that lose least by it.
+    The loss depends only on how many bits differ: for each number, let the bits differ that lose least by it.
     """
     total, difference = u1 + u2, u1 - u2
-    gain = np.abs(difference) - np.abs(total)  # of a bit that differs
+    gain = np.abs(difference) - np.abs(total)  # from letting each bit differ
     order = np.argsort(-gain, axis=1)
     gains = np.zeros_like(losses)  # (n, L + 1): with 0, 1, ... L bits that differ
     np.cumsum(np.take_along_axis(gain, order, axis=1), axis=1, out=gains[:, 1:])

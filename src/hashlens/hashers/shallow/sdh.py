@@ -1,4 +1,4 @@
-"""SDH, supervised discrete hashing: similarities to anchors in, codes that a linear classifier tells apart out."""
+"""SDH, supervised discrete hashing: similarities to anchors in, codes that a linear classifier can separate out."""
 
 import numpy as np
 from scipy import linalg
@@ -15,11 +15,11 @@ class SDH(KernelHasher):
 
     Minimises ||Y - B G||^2 + lambda ||G||^2 + nu ||B - P||^2 over codes B of the training rows, which stay -1 or 1
     throughout, a classifier G of codes, and P = K W + bias, the prediction of the codes from the similarities K to the
-    anchors; Y (n, c) says with 0 and 1 which row has which label.
+    anchors; Y (n, c) of 0 and 1 says which row has which label.
 
-    Differences from the paper: of its two losses, the squared one. K is centred and the bias not made small, where the
-    released code adds a column of ones to K. Rows are not scaled to length 1 before, which hardly helps. There are more
-    anchors, up to 3,000, and the kernel is narrower; `published` has the paper's.
+    Differences from the paper: of its two losses, only the squared one. K is centred and the bias not regularised,
+    where the released code adds a column of ones to K. Rows are not scaled to length 1 first, which hardly helps. There
+    are more anchors, up to 3,000, and the kernel is narrower; `published` has the paper's.
     """
 
     needs_pairs = False
@@ -44,7 +44,7 @@ class SDH(KernelHasher):
         W = linalg.cho_solve(gram, K.T @ B)
         for _ in range(self.n_iterations):
             G = ridge(B, Y, self.lambda_)
-            P = K @ W + B.mean(0)  # K is centred
+            P = K @ W + B.mean(0)  # the bias, because K is centred
             B = improved_codes(B, G, Y @ G.T + self.nu * P, self.n_sweeps)
             before, W = W, linalg.cho_solve(gram, K.T @ B)
             if linalg.norm(W - before) < 1e-5 * linalg.norm(before):
@@ -57,9 +57,9 @@ class SDH(KernelHasher):
 
 
 def improved_codes(B: np.ndarray, G: np.ndarray, Q: np.ndarray, n_sweeps: int) -> np.ndarray:
-    """Codes with smaller ||B G||^2 - 2 tr(B^T Q): each bit in turn is made the best one while the others stay.
+    """Codes with smaller ||B G||^2 - 2 tr(B^T Q): each bit in turn is set to its best value while the others stay.
 
-    A bit that makes no difference is left as it was.
+    A bit that makes no difference is left unchanged.
     """
     B = B.copy()
     products = G @ G.T  # (n_bits, n_bits)

@@ -13,12 +13,12 @@ class SH(LinearHasher):
 
     Minimises sum_ij A_ij |b_i - b_j|^2 over balanced and uncorrelated codes b, A_ij being the similarity of two items.
     Without the signs, and with items spread evenly over a box along the n_bits leading principal directions, the
-    solutions are the waves cos(k pi (p - a) / R) along one direction, where p goes from a to a + R; the n_bits of them
-    with the lowest frequency k / R are taken, k >= 1.
+    solutions are waves cos(k pi (p - a) / R) along one direction, where p goes from a to a + R; the n_bits of them with
+    the lowest frequency k / R are taken, k >= 1.
 
     Differences from the paper: none known. As in the authors' code, the box reaches from the smallest to the
     largest value, and waves along several directions at once are left out. Where there are fewer features than bits,
-    the bits are waves along those there are.
+    the bits are waves along the directions there are.
     """
 
     deterministic = True
@@ -39,7 +39,7 @@ class SH(LinearHasher):
 
 def slowest_waves(ranges: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """The n waves of lowest frequency k / range, slowest first: the axis (n,) and the number k >= 1 (n,) of each."""
-    wide = np.flatnonzero(ranges >= ranges.max() / n)  # the longest axis has n waves slower than any of the others
+    wide = np.flatnonzero(ranges >= ranges.max() / n)  # the longest axis has n waves slower than any along shorter ones
     axes, waves = np.meshgrid(wide, np.arange(1, n + 1), indexing="ij")
     order = np.argsort(waves / ranges[axes], axis=None, kind="stable")[:n]
     return axes.ravel()[order], waves.ravel()[order]

@@ -1,4 +1,4 @@
-"""SIKH, shift-invariant kernel hashing: random waves in, the signs of their values above random thresholds out."""
+"""SIKH, shift-invariant kernel hashing: random waves in, signs of their values relative to thresholds out."""
 
 import numpy as np
 
@@ -6,9 +6,9 @@ from hashlens.hashers.shallow.base import LinearHasher, draw_rows, squared_dista
 from hashlens.machine import blocks
 from hashlens.settings import setting
 
-NEIGHBOUR = 50  # gamma is chosen by the distance to this neighbour
-SAMPLE = 1000  # rows whose neighbours are looked for
-BLOCK = 100  # of them at a time: distances to 59,000 rows take 47 MB
+NEIGHBOUR = 50  # gamma depends on the distance to this neighbour
+SAMPLE = 1000  # rows whose neighbours are searched
+BLOCK = 100  # rows at a time: their distances to 59,000 rows take 47 MB
 
 
 class SIKH(LinearHasher):
@@ -21,8 +21,8 @@ class SIKH(LinearHasher):
     exp(-gamma |x - y|^2 / 2) alone and is never above 4 / pi^2.
 
     Differences from the paper: x is centred by the training mean, which changes no probability; s is the mean over at
-    most 1,000 rows, each compared with all; with 50 rows or fewer the farthest row stands for the 50th neighbour, and
-    where that many rows are equal, s is the root of the mean squared distance of two rows.
+    most 1,000 rows, each compared with all rows; with 50 rows or fewer the farthest row replaces the 50th neighbour,
+    and if that many rows are equal, s is the root of the mean squared distance of two rows.
     """
 
     supervised = False
@@ -51,4 +51,4 @@ def neighbour_distance(X: np.ndarray, random_state: int) -> float:
     squared = [np.partition(part, rank, axis=1)[:, rank] for part in parts]
     distance = float(np.sqrt(np.concatenate(squared)).mean())
     typical = float(np.sqrt(2 * np.square(X).sum(1).mean()))
-    return distance if distance > 1e-6 * typical else typical  # less is the rounding of equal rows
+    return distance if distance > 1e-6 * typical else typical  # smaller distances are rounding errors of equal rows

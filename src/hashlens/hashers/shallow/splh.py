@@ -9,7 +9,7 @@ from hashlens.hashers.shallow.spectral import NULL, eigenvectors
 from hashlens.machine import blocks
 from hashlens.settings import setting
 
-BLOCK = 256  # rows of pairs at once: temporary arrays stay small
+BLOCK = 256  # rows of pairs at once, to keep temporary arrays small
 
 
 class SPLH(LinearHasher):
@@ -21,18 +21,17 @@ class SPLH(LinearHasher):
     earlier directions, X_l those rows whose labels are used, and S_ij is positive for pairs that share a label,
     negative for others. Then S grows by alpha |x_i . w| |x_j . w| in size wherever x_i . w x_j . w has the wrong sign.
 
-    alpha and eta were chosen on GIST of CIFAR-10, on rows that are neither trained on nor queries.
+    alpha and eta were chosen on GIST of CIFAR-10, on rows that are neither training rows nor queries.
 
     Differences from the paper: alpha and eta are scaled as said above. The part along earlier directions is removed
-    only until a direction gains less than a fifth of the first one since; then X is whole again, while S is kept. In
-    `published` that is after as many bits as labels can tell apart (classes less one), or as features have dimensions.
-    Without that, later bits are left with directions in which classes do not differ: the MAP of those rows
-    falls from 0.14 at 12 bits to 0.12 at 48, instead of rising from 0.16 to 0.22 (both with alpha 1 and eta 0.1).
-    Directions are sought among those orthogonal to earlier ones even where the matrix has no positive eigenvalue left
-    there.
+    until a direction gains less than a fifth of the first one; then X is restored, S is kept, and so on. In `published`
+    that happens after as many bits as classes can differ in (classes minus one), or as features have dimensions.
+    Otherwise later bits only get directions in which classes do not differ: the MAP of those rows falls from 0.14 at 12
+    bits to 0.12 at 48, instead of rising from 0.16 to 0.22 (both with alpha 1 and eta 0.1). Directions are sought among
+    those orthogonal to earlier ones even where the matrix has no positive eigenvalue left there.
     """
 
-    deterministic = True  # unless there are more rows than n_labelled
+    deterministic = True  # unless rows outnumber n_labelled
 
     alpha: float = setting(1.0, "extra weight of pairs that the earlier bits got wrong", low=0, high=1)
     eta: float = setting(0.01, "weight of the variance of all rows; 1: as much as the labelled pairs", low=0)
@@ -55,7 +54,7 @@ class SPLH(LinearHasher):
         return basis @ self._sequence(X @ basis, rows, S, n_directions)
 
     def _sequence(self, X: np.ndarray, rows: np.ndarray, S: np.ndarray, n_directions: int) -> np.ndarray:
-        """(d, n_bits) for features X of full rank; after `n_directions` bits at the latest X is whole again."""
+        """(d, n_bits) for features X of full rank; X is restored after `n_directions` bits at the latest."""
         eta = self.eta * largest_eigenvalue(pair_scatter(X[rows], S)) / largest_eigenvalue(X.T @ X)
         W = np.empty((X.shape[1], self.n_bits))
         rest, n_used, first = X, 0, 0.0
@@ -75,7 +74,7 @@ class SPLH(LinearHasher):
     def _best(
         self, X: np.ndarray, rows: np.ndarray, S: np.ndarray, eta: float, used: np.ndarray
     ) -> tuple[np.ndarray, float]:
-        """The next direction, orthogonal to those used, and w' M w."""
+        """The next direction w, orthogonal to those used, and w' M w."""
         M = pair_scatter(X[rows], S) + eta * X.T @ X
         w = leading_direction(M, used)
         return w, float(w @ M @ w)
@@ -88,15 +87,15 @@ def varying_directions(X: np.ndarray) -> np.ndarray:
 
 
 def label_rank(labels: Labels) -> int:
-    """In how many directions the mean features of classes can differ: for single labels, classes less one."""
+    """The number of directions in which class means can differ: for single labels, classes minus one."""
     Y = labels.matrix()
     return max(1, int(np.linalg.matrix_rank(Y - Y.mean(0))))
 
 
 def pair_scatter(X: np.ndarray, S: np.ndarray) -> np.ndarray:
-    """X' S X (d, d), symmetric, for symmetric weights S of pairs, of which only the part above the diagonal is read.
+    """X' S X (d, d), symmetric, for symmetric weights S of pairs; only the part of S above the diagonal is read.
 
-    In single precision, as S is.
+    Computed in single precision, like S.
     """
     single = X.astype(np.float32)
     half = np.zeros((X.shape[1], X.shape[1]))
@@ -112,7 +111,7 @@ def largest_eigenvalue(M: np.ndarray) -> float:
 
 def leading_direction(M: np.ndarray, used: np.ndarray) -> np.ndarray:
     """The unit w that maximises w' M w among those orthogonal to the columns of `used`."""
-    # in M the used directions have eigenvalue zero, which may be the largest of all: move them below any other
+    # used directions have eigenvalue zero in M, which may be the largest: move them below all others
     lowered = M - 2 * linalg.norm(M) * used @ used.T
     first = eigenvectors(lowered, 1)[1][:, 0]
     w = first - used @ (used.T @ first)
@@ -122,7 +121,7 @@ def leading_direction(M: np.ndarray, used: np.ndarray) -> np.ndarray:
 def boost(S: np.ndarray, values: np.ndarray, alpha: float) -> None:
     """Change S, in place, where the sign of a pair's product of `values` is not that of its weight.
 
-    Only the part above the diagonal, and some blocks on it: pairs have no order.
+    Only the part above the diagonal and the blocks on it change, because pairs have no order.
     """
     largest = np.square(values).max()
     if largest == 0:
