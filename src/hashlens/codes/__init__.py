@@ -1,6 +1,6 @@
-"""A model and images in, packed binary codes out; bits.py decides what a code is."""
+"""Codes: a model and images in, packed binary codes out; bits.py defines what a code is."""
 
 from hashlens.codes.bits import Codes as Codes
 
 MANIFEST = "manifest.json"  # in every codes folder (folder.py)
-RUN_CODES = "codes/database"  # the codes folder of a run or a comparison
+RUN_CODES = "codes/database"  # codes folder inside a run or a comparison

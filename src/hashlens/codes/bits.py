@@ -1,10 +1,10 @@
-"""Relaxed outputs or signs in, packed binary codes out: `Codes`, the one type for codes everywhere.
+"""Bits: relaxed outputs or signs in, packed binary codes out, as `Codes`, the only type for codes.
 
 Rules, decided here once: bit 1 where u > 0, so an exact zero becomes bit 0 (the paper's sgn); bits are packed
 in the order of np.packbits (first bit highest); padding bits are zero; indexing by rows gives `Codes`.
 
-Codes may carry a second, longer code of the same items, which orders those at equal distance by the first or is
-searched by itself (index/order.py). Whatever takes some rows of codes takes the same rows of both.
+Codes may carry a second, longer code of the same items, which orders ties of the first or is searched by itself
+(index/order.py). Selecting rows always selects them in both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from hashlens.errors import DataError, MismatchError, UsageError
 
-MOST_LEVELS = 2**16  # pairs of a distance and a second one, which the kernels count in uint16
+MOST_LEVELS = 2**16  # pairs of a first and a second distance, which the kernels count in uint16
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,7 +59,7 @@ class Codes:
             raise DataError(f"relaxed outputs have shape {u.shape}; give (n, n_bits) with n_bits >= 1")
         if u.dtype.kind not in "biuf":
             raise DataError(f"relaxed outputs are {u.dtype}; pass real numbers")
-        # NaN > 0 is False: without this check a diverged model would give tidy-looking codes
+        # NaN > 0 is False: without this check the codes of a diverged model would look valid
         n_bad = int(np.isnan(u).any(axis=1).sum()) if u.dtype.kind == "f" else 0
         if n_bad:
             raise DataError(f"{n_bad} of {len(u)} rows of relaxed outputs contain NaN; check the model or its input")
@@ -90,7 +90,7 @@ class Codes:
 
     @property
     def first(self) -> Codes:
-        """Without the second code."""
+        """These codes without the second code."""
         return Codes(self.packed, self.n_bits)
 
     @property
@@ -148,7 +148,7 @@ def require_codes(taker: str, codes: Any) -> None:
 
 
 def require_levels(n_bits: int, second_bits: int) -> None:
-    """Refuse a second code where the first is so long that it has no ties worth ordering."""
+    """Refuse a second code if the first is so long that it has no ties worth ordering."""
     if second_bits and (n_bits + 1) * (second_bits + 1) > MOST_LEVELS:
         most = MOST_LEVELS // (second_bits + 1) - 1
         raise UsageError(

@@ -1,11 +1,11 @@
 """Encoding: a model and a source of images of any size in, a codes folder out.
 
 The list of images is made first and kept (see codes/folder.py). A shard is encoded and written as a whole, so rerunning
-the same command resumes after any interruption and adds the images that are new. Each image is decoded once; one that
-cannot be read has no code, and skipped.csv says why. Only the paths take memory for every image.
+the same command resumes after any interruption and adds new images. Each image is decoded once; unreadable images get
+no code, and skipped.csv says why. Only paths are kept in memory for all images.
 
 With part i/n, n machines encode one list independently: each makes every n-th shard, in its own folder part-i-of-n
-below `out`. `open_together` reads these folders as one.
+below `out`. `open_together` reads these folders together.
 """
 
 import logging
@@ -38,9 +38,9 @@ from hashlens.errors import DataError, HashlensError, Stopped, StorageError, Usa
 from hashlens.files import alone_in, require_room, size_and_mtime
 from hashlens.progress import Progress, counted
 
-FINISH_SECONDS = 10  # a shard that is nearly done is finished even when asked to stop
+FINISH_SECONDS = 10  # when asked to stop, a shard that needs less than this is still finished
 SHARD_OVERHEAD = 10_000  # bytes of a shard's files besides its rows
-RAY_BATCH = 2_048  # images that an actor takes at once, if a shard has as many: a minute of work
+RAY_BATCH = 2_048  # images per batch of an actor, at most: a minute of work
 
 
 def encode_source(
@@ -133,10 +133,10 @@ def _begin(
     folder = CodesFolder.create(out, **lengths, model=encoder.model, shard_size=shard_size, source=name, part=part)
     _drop_damaged(folder, opened, progress)
     before, table = folder.list["n"], opened.table
-    if part != (1, 1) and before and content_hash(table) != folder.list["sha256"]:  # all parts must have the same list
+    if part != (1, 1) and before and content_hash(table) != folder.list["sha256"]:  # all parts need the same list
         progress.say(f"note: {name} has changed since {out} was started; new images need another --out")
     else:
-        n_new = folder.extend(table, opened.skipped_paths() if part[0] == 1 else ())  # once is enough
+        n_new = folder.extend(table, opened.skipped_paths() if part[0] == 1 else ())  # in one part only
         if before and n_new:
             progress.say(f"note: images added since the last run: {n_new:,}")
     missing = folder.missing()
@@ -174,7 +174,7 @@ def _drop_damaged(folder: CodesFolder, opened: Source, progress: Progress) -> No
 def encode_rows(
     encoder: Encoder, table: pa.Table, images: Images, done: Callable[[int], None] | None = None
 ) -> pa.Table:
-    """Listed images in; their paths, labels and stamps out, each with its code or the reason it has none."""
+    """Listed images in; their paths, labels and stamps out, each with its code or the reason for having none."""
     listed = ListedImages(table, images)
     codes = encoder.codes(listed, done)
     columns = {name: table[name] for name in ("path", "labels", *STAMPS) if name in table.column_names}
@@ -189,23 +189,23 @@ def encode_rows(
 
 
 def stamps_of(path: str) -> tuple[int, int, int]:
-    """STAMPS of a file, 0 where they are not known; the time comes first, so that a change in between is seen later."""
+    """STAMPS of a file, 0 where unknown; the time is taken first, so that a change in between is noticed later."""
     size, mtime = size_and_mtime(path)
     with suppress(OSError):
-        if 0 < size <= MAX_BYTES:  # no pipe, no device, and nothing that is not decoded either
+        if 0 < size <= MAX_BYTES:  # not a pipe or device, and not too large to decode
             return size, mtime, hash_of_file(path)
     return size, mtime, 0
 
 
 def codes_in(encoded: pa.Table, n_bits: int, second_bits: int = 0) -> Codes:
-    """The codes in some rows of what `encode_rows` gives."""
+    """The codes in some rows of the result of `encode_rows`."""
     second = codes_in(encoded.select(["second"]).rename_columns(["code"]), second_bits) if second_bits else None
     packed = np.frombuffer(b"".join(encoded["code"].to_pylist()), np.uint8)
     return Codes(packed.reshape(len(encoded), -(-n_bits // 8)), n_bits, second)
 
 
 def _write_shard(folder: CodesFolder, rows: slice, encoded: pa.Table, progress: Progress) -> None:
-    """Add the codes of the images that could be read to the folder."""
+    """Add the codes of all readable images to the folder."""
     good = pc.is_null(encoded["reason"])
     items, bad = encoded.filter(good), encoded.filter(pc.invert(good))
     codes = codes_in(items, folder.n_bits, folder.second_bits)
@@ -220,12 +220,12 @@ def _write_shard(folder: CodesFolder, rows: slice, encoded: pa.Table, progress: 
 
 
 class ListedImages(Images):
-    """Rows of a list. An image that cannot be read is a blank one here, and `failed` says why."""
+    """Rows of a list. Unreadable images are replaced by blank ones, and `failed` says why."""
 
     def __init__(self, table: pa.Table, images: Images):
         self.names = table["path"].to_pylist()
         self.failed: dict[int, str] = {}
-        self.stamps: dict[int, tuple[int, int, int]] = {}  # of each file when it was read
+        self.stamps: dict[int, tuple[int, int, int]] = {}  # per row, of the file when it was read
         self.on_disk = isinstance(images, FileImages) and "offset" not in table.column_names
         self._images = images
 
@@ -244,13 +244,13 @@ class ListedImages(Images):
         except PermissionError:
             self.failed[row] = FORBIDDEN
         except OSError:
-            self.failed[row] = "gone"  # it was there when the list was made
+            self.failed[row] = "gone"  # the file existed when the list was made
         except UnreadableImage as error:
             self.failed[row] = "gone" if error.reason == "no such file" else error.reason
         return Image.new("RGB", (1, 1))
 
     def _stamps_in_store(self, row: int) -> tuple[int, int, int]:
-        """Without a time: asking for it would take as long as the image."""
+        """The stamps without a time, because asking for it would take as long as the image."""
         content = self._images.data(row)
         return len(content), 0, hash_of(content)
 
@@ -258,7 +258,7 @@ class ListedImages(Images):
 def _watch(
     n: int, advance: Callable[[int], None], stop: Callable[[], bool], folder: CodesFolder
 ) -> Callable[[int], None]:
-    """To be called with the number of images encoded: advances the bar, and stops the shard when asked to."""
+    """A function to call with the number of encoded images: advances the bar, and stops the shard when asked to."""
     left, start = n, time.monotonic()
 
     def done(some: int) -> None:
@@ -281,21 +281,21 @@ def _stopped(folder: CodesFolder) -> Stopped:
 def _encoded_on_ray(
     model: Path, folder: CodesFolder, missing: list[slice], advance: Callable[[int], None]
 ) -> Generator[pa.Table]:
-    """What `encode_rows` returns for each of the missing ranges of rows, made on a Ray cluster.
+    """The results of `encode_rows` for all missing ranges of rows, computed on a Ray cluster.
 
     Ray Data hands batches of paths to actors, each of which holds the model; this process writes what they return. All
-    machines must see the images and the model under the same paths or addresses and have hashlens installed. Which
-    cluster that is, Ray decides: RAY_ADDRESS, or one that `ray start` has started here, or else the cores of this
-    machine. If an actor is killed, Ray starts another, on another machine if need be, and repeats its batch; if
-    this process is killed, the shards that were written stay.
+    machines need hashlens, and the images and the model under the same paths or addresses. Ray chooses the cluster:
+    RAY_ADDRESS, or one started here with `ray start`, or else the cores of this machine. If an actor is killed, Ray
+    starts another, on another machine if need be, and repeats its batch; if this process is killed, the shards that
+    were written stay.
     """
-    os.environ.setdefault("RAY_DATA_LOG_LEVEL", "ERROR")  # what matters comes as an exception
+    os.environ.setdefault("RAY_DATA_LOG_LEVEL", "ERROR")  # real problems are raised as exceptions
     import ray
 
     if not missing:
         return
     ours = not ray.is_initialized()
-    with redirect_stdout(sys.stderr):  # where Ray says that an actor was lost
+    with redirect_stdout(sys.stderr):  # Ray reports lost actors on stdout
         try:
             if ours:
                 _join_ray()
@@ -310,10 +310,10 @@ def _join_ray() -> None:
 
     where = os.environ.get("RAY_ADDRESS", "")
     try:
-        if at := re.fullmatch(r"(?:ray://)?(.+):(\d+)", where):  # Ray itself would try for minutes
+        if at := re.fullmatch(r"(?:ray://)?(.+):(\d+)", where):  # Ray itself would retry for minutes
             socket.create_connection((at[1], int(at[2])), timeout=10).close()
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # of no class of its own where the start takes too long
+    except Exception as error:  # a slow start raises no specific class
         why = " ".join(str(error).split())[:100] or type(error).__name__
         raise UsageError(
             f"cannot reach Ray{f' at {where}' if where else ''} ({why}); start it with: ray start --head, or unset"
@@ -337,7 +337,7 @@ def _encoded_by_actors(
         fn_constructor_args=(str(ModelFolder.resolve(model).path.absolute()),),
         batch_size=size,
         batch_format="pyarrow",
-        # one core is left for Ray's own work
+        # leave one core for Ray itself
         compute=ray.data.ActorPoolStrategy(size=max(1, int(ray.cluster_resources()["CPU"]) - 1)),
     )
     found: Any = iter(encoded.iter_batches(batch_size=size, batch_format="pyarrow"))
@@ -355,7 +355,7 @@ def _encoded_by_actors(
 
 
 def _of_an_actor(error: BaseException) -> HashlensError:
-    """What an actor has said, or that Ray gave up."""
+    """The error that an actor raised, or one saying that Ray gave up."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, HashlensError) and hasattr(cause, "message"):

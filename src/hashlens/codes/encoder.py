@@ -1,8 +1,8 @@
-"""Encoder, the only way from an image to its code: a model and images in, codes out.
+"""Encoder, the only path from an image to its code: a model and images in, codes out.
 
 Extractor -> mean with the mirror image, if the model asks for it -> projection -> bit 1 where > 0. A second code,
 if the model has one, is a further projection of the same features in the same pass. The code of an image
-does not depend on the images beside it, on the number of threads, or on what the pixels were stored in.
+does not depend on other images in the batch, on the number of threads, or on how the pixels were stored.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from hashlens.hashers.base import Hasher
 
 PROBES = 4
-ROWS = 32  # given to a projection at once, always: its rounding depends on their number
+ROWS = 32  # always projected together, because rounding depends on the number of rows
 
 
 class Encoder:
-    """A model ready to encode: images (files, PIL images, uint8 arrays) or, if it was trained on those, features.
+    """A model ready to encode images (files, PIL images, uint8 arrays) or, if trained on features, features.
 
     >>> encoder = Encoder.load("runs/pets")
     >>> encoder.codes(["query.jpg"])
@@ -51,8 +51,8 @@ class Encoder:
         claimed: bool = False,
     ):
         self.extractor, self.n_bits, self.mirror = extractor, n_bits, mirror
-        self.second_bits = second_bits  # of the second code; 0 without one
-        self.claimed = claimed  # whether its fingerprint is not its own but that of the model it was exported from
+        self.second_bits = second_bits  # length of the second code; 0 without one
+        self.claimed = claimed  # whether its fingerprint is that of the model it was exported from
         self._hasher, self._model = hasher, model
 
     @classmethod
@@ -80,7 +80,7 @@ class Encoder:
 
     @cached_property
     def model(self) -> dict[str, str]:
-        """Fingerprint, name and probe of the model; one that is not in a folder is saved to get them."""
+        """Fingerprint, name and probe of the model; a model without a folder is saved temporarily to get them."""
         if self._model is not None:
             return self._model | {"probe": self.probe}
         assert self._hasher is not None
@@ -91,7 +91,7 @@ class Encoder:
 
     @cached_property
     def probe(self) -> str:
-        """The codes of a few fixed images, or rows of features, in hex: a fingerprint can be claimed, these cannot."""
+        """The codes of a few fixed images, or rows of features, in hex: unlike a fingerprint they cannot be faked."""
         rng = np.random.default_rng(0)
         if self.extractor is None:
             assert self._hasher is not None
@@ -106,7 +106,7 @@ class Encoder:
 
     @property
     def size(self) -> int | None:
-        """Pixels per side of the images that the network or the features are computed from."""
+        """Pixels per side of the images that the network or the features use."""
         return None if self.extractor is None else self.extractor.size
 
     def require_images(self) -> Extractor:
@@ -118,7 +118,7 @@ class Encoder:
         return self.extractor
 
     def encode(self, X: Any, *, progress: Progress | bool = False) -> Codes:
-        """Codes of images or features, as `Hasher.encode` gives them."""
+        """Codes of images or features, the same as from `Hasher.encode`."""
         X = X if is_features(X) else as_images(X)
         with Progress.of(progress).bar("images", len(X)) as advance:
             return self.codes(X, advance)
@@ -134,25 +134,25 @@ class Encoder:
     def relaxed(self, X: Any, advance: Callable[[int], Any] | None = None, *, shared: bool = False) -> np.ndarray:
         """Real values before the sign, (n, n_bits).
 
-        With `shared`, the outputs of the frozen part of a network are kept in the cache for other models that have it.
+        With `shared`, the outputs of a network's frozen part are cached for other models that have the same part.
         """
         return np.concatenate([u[:, : self.n_bits] for u in self._relaxed(X, advance, shared)])
 
     def _relaxed(self, X: Any, advance: Callable[[int], Any] | None, shared: bool) -> Iterator[np.ndarray]:
         given, outputs = self._features(X) if is_features(X) else self._images(as_images(X), shared)
         step = ROWS if self.extractor is None else max(ROWS, self.extractor.batch)
-        with one_blas_thread():  # each core projects rows of its own
+        with one_blas_thread():  # each core projects its own rows
             for u in work_ahead(lambda rows: self._project(outputs(rows)), blocks(len(given), step)):
                 yield u
                 if advance is not None:
                     advance(len(u))
 
     def _images(self, images: Images, shared: bool) -> tuple[Images, Callable[[slice], np.ndarray]]:
-        """Outputs of the extractor for some rows."""
+        """The images, and a function that computes the extractor's outputs for some rows."""
         extractor = self.require_images()
         if len(images) == 0:
             raise DataError("no images given; give at least one")
-        _ = extractor.forward  # built here, once, and not in each thread
+        _ = extractor.forward  # build it once here, not in each thread
         views = [False, True] if self.mirror else [False]
         maps, places = None, np.arange(len(images))
         if shared and extractor.stem is not None:

@@ -1,13 +1,13 @@
 """Export: a trained model in, a folder out that makes the same codes without torch.
 
 EXPORTED/
-  config.json       what it is: code length, image size, how images are read, the model that it equals
+  config.json       code length, image size, how images are read, the original model
   model.onnx        uint8 images (n, size, size, 3) RGB in; relaxed outputs (n, n_bits) or features (n, d) out, and, if
                     the model has a second code, those of it (n, second_bits) as a second output
   hasher/           for methods whose projection is not linear: what turns the features into relaxed outputs
 
 A linear projection is part of the graph, so that neither torch nor scikit-learn is needed. With int8 the network
-computes in 8 bits (int8.py), about twice as fast, but it is another model: its codes do not mix with the original's.
+computes in 8 bits (int8.py), about twice as fast, but as a different model, whose codes do not mix with the original's.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ SCHEMA = {
         "map_float": (None, float),
     },
 }
-CHECKED_BITS = 100_000  # compared at least
+CHECKED_BITS = 100_000  # minimum number to compare
 RESIZE = "turned upright by EXIF, shorter side to size (Pillow's BICUBIC), center crop"
-ENOUGH = 0.999  # share of the bits that must equal those of the model
-ENOUGH_INT8, MEASURED = 0.9, 2_000  # the same in 8 bits, and the number of images that it is measured on at most
+ENOUGH = 0.999  # share of bits that must equal the model's
+ENOUGH_INT8, MEASURED = 0.9, 2_000  # the same in 8 bits, and the most images to measure it on
 
 
 def load_exported(folder: ModelFolder) -> Encoder:
@@ -97,8 +97,8 @@ def load_exported(folder: ModelFolder) -> Encoder:
 
 
 def require_exportable(model: Path, out: Path) -> ModelFolder:
-    """Refuse at once what would be refused later."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):  # its contents would be deleted if this fails
+    """Refuse early what would fail later."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):  # a failed export would delete its contents
         raise UsageError(f"{out} exists and is not empty; choose another --out")
     folder = ModelFolder.resolve(model)
     if folder.exported:
@@ -118,8 +118,8 @@ def export(
 ) -> dict[str, Any]:
     """Write a model to the folder `out`, so that it encodes without torch, and check its codes on `images`.
 
-    With `int8` it computes in 8 bits, with ranges measured on the images `calibrate` (by default, on some of `images`).
-    The result has the share of equal bits and, if the images have labels, the MAP of both models.
+    With `int8` the network computes in 8 bits, with ranges measured on the images `calibrate` (by default, on some of
+    `images`). The result has the share of equal bits and, if the images have labels, the MAP of both models.
 
     >>> hashlens.export("runs/pets", "pets-int8", hashlens.open_source("photos"), int8=True)
     """
@@ -132,8 +132,9 @@ def export_onnx(
 ) -> dict[str, Any]:
     """Write the model as ONNX and compare its bits with the model's own.
 
-    If all of at least 100,000 are equal, it is the same model and shares its fingerprint; if some differ, it is another
-    model; if more than one in a thousand differs, nothing is written. In 8 bits it is always another model.
+    If all of at least 100,000 bits are equal, it counts as the same model, with the same fingerprint; if some differ,
+    as a different model; if more than one in a thousand differs, nothing is written. In 8 bits it is always a different
+    model.
     """
     from hashlens.codes.int8 import calibrating
 
@@ -163,7 +164,7 @@ def export_onnx(
             "color": "RGB",
             "resize": RESIZE,
             "normalization": "inside the network",
-            "mirror": encoder.mirror,  # the output is the mean of that of the image and that of its mirror image
+            "mirror": encoder.mirror,  # outputs are the mean over the image and its mirror image
         },
         "output": "features for hasher/" if beside else "relaxed outputs: bit 1 where > 0, first bit highest",
     }
@@ -200,7 +201,7 @@ def export_onnx(
 
 
 def compare_bits(ours: Encoder, exported: Encoder, images: Images, progress: Progress) -> dict[str, Any]:
-    """How many bits of two models are equal, on the images and as many random crops of them as are needed."""
+    """How many bits of two models are equal, on the images and as many random crops of them as needed."""
     from hashlens.hashers.deep.inputs import Windows
 
     n_bits = ours.n_bits + ours.second_bits
@@ -210,7 +211,7 @@ def compare_bits(ours: Encoder, exported: Encoder, images: Images, progress: Pro
     with progress.bar("check", 2 * n_wanted) as advance:
         for seed in count():
             some: Images = images[: n_wanted - n_checked]
-            view = Windows(some, seed, noise=16) if seed else some  # few images have few different crops
+            view = Windows(some, seed, noise=16) if seed else some  # noise, because few images have few different crops
             signs = [_signs(encoder.codes(view, advance)) for encoder in (ours, exported)]
             n_equal += int((signs[0] == signs[1]).sum())
             n_checked += len(some)
@@ -228,9 +229,9 @@ def compare_bits(ours: Encoder, exported: Encoder, images: Images, progress: Pro
 
 
 def compare_maps(ours: Encoder, exported: Encoder, images: Images, progress: Progress) -> dict[str, Any]:
-    """How many bits of two models are equal on the images and, if these have labels, MAP of both.
+    """How many bits of two models are equal on the images and, if these have labels, the MAP of both.
 
-    Every second image searches among the others.
+    Every second image is a query; the others are searched.
     """
     labels = images.labels
     rows = np.arange(len(images))[:: -(-len(images) // MEASURED)]
@@ -262,7 +263,7 @@ def _map(codes: Codes, labels: Labels) -> float:
 
 
 def _parted(images: Images) -> tuple[Images, Images]:
-    """Images to measure with, and a fourth of all to calibrate with."""
+    """Images to measure with, and a quarter of all to calibrate with."""
     if len(images) < 2:
         raise DataError("int8 needs at least two images, to calibrate and to check with; pass more with --images")
     others = np.arange(len(images)) % 4 != 0
@@ -273,12 +274,12 @@ def _parted(images: Images) -> tuple[Images, Images]:
 
 
 def _signs(codes: Codes) -> np.ndarray:
-    """Of both codes, side by side."""
+    """The signs of both codes, side by side."""
     return np.concatenate([one.signs() for one in (codes, codes.second) if one is not None], axis=1)
 
 
 def _readable(images: Images, n: int) -> tuple[Images, int]:
-    """The first n images that can be read, and how many before them cannot."""
+    """The first n readable images, and how many unreadable ones came before them."""
     rows, reasons = [], []
     for row, why in enumerate(work_ahead(images.why_unreadable, range(len(images)))):
         if why:
@@ -294,7 +295,7 @@ def _readable(images: Images, n: int) -> tuple[Images, int]:
 
 
 def _graph(hasher: Any, encoder: Encoder, model: Path, calibrate: Images | None) -> tuple[bytes, bool]:
-    """The ONNX file, and whether it ends at the features; in 8 bits if there are images to `calibrate` it with."""
+    """The ONNX file, and whether it ends at the features; in 8 bits if `calibrate` has images."""
     from hashlens.codes.int8 import in_8_bits
     from hashlens.features.networks.inference import fold
     from hashlens.features.networks.onnx_graph import UnsupportedModule, to_onnx
@@ -323,7 +324,7 @@ def _graph(hasher: Any, encoder: Encoder, model: Path, calibrate: Images | None)
 
 
 def append_projection(graph: Any, mean: np.ndarray, projection: np.ndarray, kept: type[np.number] = np.float64) -> None:
-    """(x - mean) W in double precision, as `LinearHasher` computes it; W may be `kept` in fewer bits."""
+    """Append (x - mean) W in double precision, as `LinearHasher` computes it; W may be `kept` in fewer bits."""
     from onnx import TensorProto, helper, numpy_helper
 
     next(node for node in graph.node if "output" in node.output).output[0] = "features"
@@ -343,7 +344,7 @@ def append_projection(graph: Any, mean: np.ndarray, projection: np.ndarray, kept
 
 
 def append_second(graph: Any, mean: np.ndarray, projection: np.ndarray) -> None:
-    """The same for the second code, after `append_projection`."""
+    """Append the projection of the second code, after `append_projection`."""
     from onnx import TensorProto, helper, numpy_helper
 
     graph.initializer.extend(

@@ -1,4 +1,4 @@
-"""The codes folder: codes and the list of their images in, shards on disk out, each whole or not there at all.
+"""The codes folder: codes and the list of their images in, shards on disk out, each complete or absent.
 
 codes/
   manifest.json                  n_bits, the model, every shard with its rows and checksums, and whether all is done;
@@ -10,10 +10,10 @@ codes/
                                  (of files); row i is that of code i
   skipped.csv                    images that have no code, each with its reason
 
-A shard is a range of rows of the list, named by the first. Only what the manifest names counts. It is replaced after
-the files of a shard have reached the disk, so a power failure leaves whole shards and, perhaps, stray files, which are
-removed when the folder is next opened for writing. The same images and model make the same files, byte for byte,
-however often the work was interrupted.
+A shard is a range of rows of the list, named by the first row. Files count only if the manifest names them. It is
+replaced after the files of a shard have reached the disk, so a power failure leaves complete shards and perhaps stray
+files, which are removed when the folder is next opened for writing. The same images and model make the same files, byte
+for byte, however often the work was interrupted.
 
 Part i/n is a folder with every n-th shard of the list, made independently; `open_together` puts the shards in order.
 """
@@ -51,7 +51,7 @@ SHARD_SIZE = 65_536  # images: minutes of work, some hundred kilobytes of codes
 LIST, SKIPPED = "list.parquet", "skipped.csv"
 REPLACEABLE = re.compile(
     r"shard-\d{9,}\.((codes|second)\.npy|items\.parquet)|\..+\.tmp"
-)  # unless the manifest names it
+)  # leftovers, unless the manifest names them
 ANOTHER = "choose another --out"
 AGAIN = "rerun the same hashlens encode command to make it again"
 ROWS = whole(0, 2**40)
@@ -82,7 +82,7 @@ Skipped = Iterable[tuple[str, str]]  # path and reason
 
 @dataclass(frozen=True)
 class Shard:
-    """The codes of a range of rows of the list, without those that could not be read."""
+    """The codes of a range of rows of the list, without unreadable images."""
 
     folder: Place
     n_bits: int
@@ -100,14 +100,14 @@ class Shard:
 
     @property
     def files(self) -> dict[Place, str]:
-        """Its files and their checksums: codes, items and, where there are some, second codes."""
+        """Its files and their checksums: codes, items and, if any, second codes."""
         kinds = {"codes.npy": self.codes_sha256, "items.parquet": self.items_sha256}
         if self.second_bits:
             kinds["second.npy"] = self.second_sha256
         return {self.folder / f"{self.name}.{kind}": expected for kind, expected in kinds.items()}
 
     def load(self) -> tuple[Codes, pa.Table]:
-        """The codes and the table of their images, once all were compared with their checksums."""
+        """The codes and the table of their images, after all were compared with their checksums."""
         codes_of, items_of, *second_of = [self._content(path) for path in self.files]
         try:
             lengths = (self.n_bits, self.second_bits)
@@ -126,7 +126,7 @@ class Shard:
         return codes, items
 
     def _content(self, path: Place) -> bytes:
-        """The bytes of one of its files, which are those that were written."""
+        """The bytes of one of its files, verified by their checksum."""
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -161,20 +161,20 @@ class CodesFolder:
         self.shard_size: int = manifest["shard_size"]
         self.source: str | None = manifest["source"]
         self.part: tuple[int, int] = tuple(manifest["part"])
-        self.list: dict[str, Any] = manifest["list"]  # n, columns, sha256 of these, and of the files it may be in
+        self.list: dict[str, Any] = manifest["list"]  # n, columns, their sha256, and that of files that may have them
         self.done: bool = manifest["done"]
         self.shards = [Shard(path, self.n_bits, self.second_bits, **shard) for shard in manifest["shards"]]
         self._listed: pa.Table | None = None
 
     @staticmethod
     def at(path: Place | str) -> Place | None:
-        """Where the codes of a codes folder or a run are."""
+        """The place of the codes in a codes folder or a run; None if it has none."""
         folder = place(path)
         return next((one for one in (folder, folder / RUN_CODES) if (one / MANIFEST).is_file()), None)
 
     @classmethod
     def open(cls, path: Place | str) -> CodesFolder:
-        """The codes in a folder, or those of a run, to read from."""
+        """The codes in a folder or a run, for reading."""
         path = cls.at(path) or place(path)
         file = path / MANIFEST
         try:
@@ -200,7 +200,7 @@ class CodesFolder:
         source: str | None = None,
         part: tuple[int, int] = (1, 1),
     ) -> CodesFolder:
-        """A folder to write to: a new one, or one that was begun with the same model, bits, source and part."""
+        """A folder for writing: a new one, or one begun with the same model, bits, source and part."""
         path = place(path)
         if (path / MANIFEST).exists():
             folder = cls.open(path)
@@ -214,7 +214,7 @@ class CodesFolder:
                     raise MismatchError(f"{path} was started with {what} {found}, not {given}; {ANOTHER}")
             folder._clean()
             return folder
-        require_own(path, [SKIPPED], "codes")  # the first file that is written here and the last to go
+        require_own(path, [SKIPPED], "codes")  # the first file to be written and the last to be removed
         manifest: dict[str, Any] = {"n_bits": n_bits, "second_bits": second_bits, "model": model, "source": source}
         manifest |= {"shard_size": shard_size, "part": part, "done": False, "shards": []}
         folder = cls(path, manifest | {"list": {"n": 0, "columns": [], "sha256": "", "files": []}})
@@ -245,7 +245,7 @@ class CodesFolder:
             raise damaged(self.path / SKIPPED, error, "delete it; its images are tried again") from error
 
     def damaged(self) -> list[tuple[Shard, str]]:
-        """Shards whose files have changed since they were written, each with what is wrong."""
+        """Shards whose files have changed since they were written, each with a description of the damage."""
         found = [(shard, shard.damage()) for shard in self.shards]
         return [(shard, damage) for shard, damage in found if damage]
 
@@ -266,7 +266,7 @@ class CodesFolder:
         return self._listed
 
     def extend(self, given: pa.Table, skipped: Skipped = ()) -> int:
-        """Add the images of `given` whose paths are not listed, or that could not be read and have changed since.
+        """Add the images of `given` that are not listed yet, or were unreadable and have changed since.
 
         Returns how many rows were added.
         """
@@ -289,7 +289,7 @@ class CodesFolder:
         table = table.combine_chunks().replace_schema_metadata(None)
         content = parquet(table)
         digest = hashlib.sha256(content).hexdigest()
-        self.list["files"] += [digest]  # the list only grows: whichever is found, the manifest still names its rows
+        self.list["files"] += [digest]  # the list only grows: either file has the rows that the manifest names
         self._commit()
         _write(self.path / LIST, content)
         facts = {"n": len(table), "columns": table.column_names, "sha256": content_hash(table), "files": [digest]}
@@ -297,7 +297,7 @@ class CodesFolder:
         self._commit()
 
     def _repaired(self) -> list[str]:
-        """Images that could not be read when their shard was made, and whose files have changed since."""
+        """Images that were unreadable when their shard was made, but whose files have changed since."""
         if not (skipped := self.skipped()):
             return []
         waiting = {path for rows in self.missing() for path in self.listed()["path"][rows].to_pylist()}
@@ -314,7 +314,7 @@ class CodesFolder:
         return [rows for rows in found if rows.start // self.shard_size % n_parts == i - 1]
 
     def append(self, rows: slice, codes: Codes, items: pa.Table, skipped: Skipped = ()) -> None:
-        """Add the shard of these rows: codes and images of those that could be read, and the others."""
+        """Add the shard of these rows: codes and images of the readable ones, and the `skipped` others."""
         if len(items) != len(codes):
             raise DataError(f"{len(codes):,} codes and {len(items):,} images do not match; give one row per code")
         if codes.second_bits != self.second_bits:
@@ -344,7 +344,7 @@ class CodesFolder:
             self._commit()
 
     def _skip(self, read: Sequence[str], skipped: Skipped) -> None:
-        """Update skipped.csv: images that were read leave it, `skipped` ones enter it."""
+        """Update skipped.csv: remove images that were read, add `skipped` ones."""
         before, good = dict(self.skipped()), set(read)
         now = {path: why for path, why in before.items() if path not in good} | dict(skipped)
         if now != before:
@@ -357,7 +357,7 @@ class CodesFolder:
         if self.second_bits:
             manifest["second_bits"], of_shard = self.second_bits, (*of_shard, "second_sha256")
         manifest["shards"] = [{name: getattr(shard, name) for name in of_shard} for shard in self.shards]
-        sync(self.path)  # names of files first, then the manifest that names them
+        sync(self.path)  # file names must reach the disk before the manifest that lists them
         write_sealed(self.path / MANIFEST, manifest)
         sync(self.path)
 
@@ -372,7 +372,7 @@ class CodesFolder:
 
 def _read_manifest(file: Place) -> dict[str, Any]:
     manifest = read_sealed(file)
-    if manifest.get("format") == BEFORE:  # all that is new is the checksums of the manifest and of the list
+    if manifest.get("format") == BEFORE:  # the current format only adds checksums of the manifest and the list
         content = (file.parent / LIST).read_bytes() if (file.parent / LIST).exists() else b""
         conform(manifest.get("list"), dict, "list")
         listed = manifest["list"] | {"files": [hashlib.sha256(content).hexdigest()]}
@@ -396,7 +396,7 @@ def _read_manifest(file: Place) -> dict[str, Any]:
 
 
 def write_codes(path: Path, codes: Codes, items: pa.Table, model: dict[str, str], source: str | None = None) -> None:
-    """Write codes that are in memory as a finished codes folder; an existing one is replaced."""
+    """Write codes from memory as a finished codes folder, replacing an existing one."""
     (path / MANIFEST).unlink(missing_ok=True)
     n_bits, second_bits = codes.n_bits, codes.second_bits
     folder = CodesFolder.create(path, n_bits=n_bits, second_bits=second_bits, model=model, source=source)
@@ -422,7 +422,7 @@ def open_together(paths: Sequence[Place | str]) -> list[CodesFolder]:
 
 
 def _require_complete(folder: CodesFolder, opened: Sequence[CodesFolder]) -> None:
-    """Refuse a folder whose encoding is not done, and a part of a list without the others."""
+    """Refuse a folder that is not fully encoded, and a part of a list without the others."""
     if not folder.done:
         raise DataError(
             f"{folder.path} is not finished, {len(folder.missing()):,} shards are missing; rerun the same hashlens"
@@ -452,7 +452,7 @@ def shards_in_order(folders: Sequence[CodesFolder]) -> list[Shard]:
 
 
 def content_hash(table: pa.Table) -> str:
-    """sha256 of names and values: unlike that of a file, it does not depend on the library that wrote it."""
+    """sha256 of names and values: unlike the hash of a file, it does not depend on the library that wrote it."""
     digest = hashlib.sha256(json.dumps(table.column_names).encode())
     for rows in blocks(len(table), SHARD_SIZE):
         for column in table.slice(rows.start, rows.stop - rows.start).columns:
@@ -461,7 +461,7 @@ def content_hash(table: pa.Table) -> str:
 
 
 def parquet(table: pa.Table) -> bytes:
-    """The contents of a Parquet file; equal tables give equal bytes, however they were put together."""
+    """The contents of a Parquet file; equal tables give equal bytes, however they were built."""
     sink = pa.BufferOutputStream()
     pq.write_table(table.combine_chunks().replace_schema_metadata(None), sink, compression="zstd")
     return sink.getvalue().to_pybytes()
@@ -494,14 +494,14 @@ def _require_same_places(listed: pa.Table, given: pa.Table, where: Place) -> Non
 
 def _changed_at(path: str) -> int:
     try:
-        rounded = 10**9 if is_address(path) else 0  # a store may leave out what is below a second
+        rounded = 10**9 if is_address(path) else 0  # a store may drop fractions of a second
         return place(path).stat().st_ctime_ns + rounded
     except (OSError, ValueError, DownloadError):
         return 0
 
 
 def _items(table: pa.Table) -> pa.Table:
-    """The columns of a shard in their order and types; sizes and times that are not known are null."""
+    """The columns of a shard in their order and types; unknown sizes and times are null."""
     types = {"path": pa.string(), "labels": pa.list_(pa.string())} | dict.fromkeys(STAMPS, pa.int64())
     columns = {name: table[name].cast(kind) for name, kind in types.items() if name in table.column_names}
     for name in STAMPS[:2]:

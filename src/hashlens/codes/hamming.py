@@ -1,4 +1,4 @@
-"""Codes in, Hamming distances out, or what every score of a ranking is computed from: counts by distance.
+"""Hamming: codes in, distances out, or the counts by distance from which all scores of a ranking are computed.
 
 The kernels release the GIL; threads take blocks of queries.
 """
@@ -29,9 +29,9 @@ def count_by_distance(
     cutoffs: np.ndarray,  # (c,) ascending
     topk: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """What a ranking of the database is worth to each query, without sorting and without a (q, n) matrix.
+    """Count the items and hits of each query's ranking, without sorting and without a (q, n) matrix.
 
-    Labels are relevant if equal or, with `label_sets`, if they have a bit in common.
+    Items are relevant if their labels are equal or, with `label_sets`, have a bit in common.
 
     Returns
     -------
@@ -47,7 +47,7 @@ def count_by_distance(
     cutoffs = np.ascontiguousarray(cutoffs, np.int64)
     queries, blocks_ = np.ascontiguousarray(query.packed), to_blocks(database.packed)
     labels = np.pad(database_labels, ((0, 0), (0, -len(database) % LANES)))
-    order = np.lexsort(query_labels.T)  # what is relevant is found once for queries with the same labels
+    order = np.lexsort(query_labels.T)  # relevance is computed once for queries with the same labels
     queries, query_labels = queries[order], query_labels[order]
 
     def work(rows: slice) -> None:

@@ -1,6 +1,6 @@
-"""The hash layer of a model: a model and a matrix A in, a model out whose relaxed outputs are u A instead of u.
+"""The hash layer of a model: a model and a matrix A in, a model with relaxed outputs u A instead of u out.
 
-Everything below the layer stays as it is. With an exported model this needs neither torch nor the package `onnx`.
+Everything below the layer is unchanged. With an exported model this needs neither torch nor the package `onnx`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hashlens.files import replacing
 
 
 def write_changed(model: ModelFolder, A: np.ndarray, out: Path) -> ModelFolder:
-    """Write the changed model to the folder `out`; it is another model, with a fingerprint of its own."""
+    """Write the changed model to the folder `out`; it is a different model, with its own fingerprint."""
     if model.exported:
         _change_exported(model, A, out)
     else:

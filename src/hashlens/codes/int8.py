@@ -1,9 +1,9 @@
 """Int8: a float network as ONNX in, the same network in 8 bits out, about twice as fast on a CPU.
 
-Activations have 8 bits, weights of dense layers 7, so that sums of two products fit in 16 bits and CPUs with and
+Activations have 8 bits and weights of dense layers 7, so that sums of two products fit in 16 bits and CPUs with and
 without VNNI compute the same integers. Ranges are measured on some images. Weights of 1 x 1 layers are rounded one by
-one, and later weights make up for the error of each (Frantar et al., GPTQ, ICLR 2023). Pixels enter the first layer as
-they are. Pooling, linear layers and what follows them stay in floats.
+one, and later weights compensate for the error of each (Frantar et al., GPTQ, ICLR 2023). Pixels enter the first layer
+unchanged. Pooling, linear layers and everything after them stay in floats.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from hashlens.machine import blocks
 if TYPE_CHECKING:
     from hashlens.data.images import Images
 
-CALIBRATED, ROUNDED_BY = 256, 64  # images that ranges are found on at most, and by which weights are rounded
+CALIBRATED, ROUNDED_BY = 256, 64  # most images for finding ranges, and for rounding weights
 AT_ONCE = 8  # images
-MOST, MOST_ALONE = 64, 127  # whole steps of a weight; in depthwise layers products are not summed in pairs
-DAMPING = 0.01  # added to a covariance, of its mean variance
-PIXELS = 1_600  # of AT_ONCE images, for a covariance
-KINDS = ("Conv", "Add", "Clip", "Relu", "MaxPool")  # of layers that compute in 8 bits
+MOST, MOST_ALONE = 64, 127  # largest weight in steps; the second in depthwise layers, which sum no pairs
+DAMPING = 0.01  # added to a covariance, as a fraction of its mean variance
+PIXELS = 1_600  # sampled from AT_ONCE images for a covariance
+KINDS = ("Conv", "Add", "Clip", "Relu", "MaxPool")  # layers that compute in 8 bits
 
 
 def calibrating(images: Images, n: int = CALIBRATED) -> Images:
-    """n of the images at most, spread over all."""
+    """At most n of the images, spread over all."""
     return images[:: max(1, len(images) // n)][:n]
 
 
 def in_8_bits(model: Any, images: Images, *, windows: bool = True) -> Any:
-    """The network with its convolutions in 8 bits; `images` say in which ranges its activations are.
+    """The network with its convolutions in 8 bits; `images` serve to measure the ranges of activations.
 
-    Without `windows`, errors of weights are made up for in 1 x 1 layers only, as in the general model.
+    Without `windows`, errors of weights are compensated in 1 x 1 layers only, as in the general model.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
@@ -56,7 +56,7 @@ def in_8_bits(model: Any, images: Images, *, windows: bool = True) -> Any:
     if not _convolutions(model):
         raise UsageError("this network has no convolutions, the only layers that are computed in 8 bits; omit --int8")
     whole_bytes = {"axis": 0, "quant_type": QuantType.QInt8, "symmetric": True, "reduce_range": False}
-    # the quantiser would give depthwise layers 7 bits too
+    # the quantiser would otherwise give depthwise layers 7 bits too
     depthwise = {node.input[1]: [whole_bytes] for node in _convolutions(model) if _groups(node) > 1}
     rounded = {
         name: [{**whole_bytes, "rmin": -127 * scale, "rmax": 127 * scale} for scale in scales]
@@ -71,7 +71,7 @@ def in_8_bits(model: Any, images: Images, *, windows: bool = True) -> Any:
             {"quant_type": QuantType.QUInt8, "scale": np.array(scale), "zero_point": np.array(zero)}
         ]
     else:
-        for node in before:  # stay in floats; nodes can be left out by their names only
+        for node in before:  # these stay in floats; nodes can only be excluded by name
             node.name = node.output[0]
     with tempfile.TemporaryDirectory() as folder:
         floats, made = (f"{folder}/{name}.onnx" for name in ("float", "int8"))
@@ -81,7 +81,7 @@ def in_8_bits(model: Any, images: Images, *, windows: bool = True) -> Any:
         how |= {"nodes_to_exclude": [node.name for node in before if node.name]}
         how |= {"extra_options": {"TensorQuantOverrides": exact | depthwise | rounded}}
         level = logging.root.manager.disable
-        logging.disable(logging.WARNING)  # it advises to fold batch norms, which is done
+        logging.disable(logging.WARNING)  # it advises folding batch norms, which is done already
         try:
             quantize_static(floats, made, Reader(), **how)
         finally:
@@ -102,13 +102,13 @@ def _groups(node: Any) -> int:
 
 
 def _before_first_layer(model: Any) -> list[Any]:
-    """The nodes that make the input of the first convolution from pixels."""
+    """The nodes between the pixels and the first convolution."""
     end = next(i for i, node in enumerate(model.graph.node) if node.op_type == "Conv")
     return list(model.graph.node[:end])
 
 
 def _step_of_pixels(model: Any, before: list[Any]) -> tuple[np.float32, np.uint8] | None:
-    """What one step of a pixel is for the first layer, and which pixel is its 0, if that is so for all pixels."""
+    """What a step of 1 in a pixel means for the first layer, and which value is its 0, if the same for all pixels."""
     from onnx import numpy_helper
 
     constants = {one.name: one for one in model.graph.initializer}
@@ -124,12 +124,12 @@ def _step_of_pixels(model: Any, before: list[Any]) -> tuple[np.float32, np.uint8
 
 
 def _give_pixels(graph: Any, floats: str) -> None:
-    """Remove what turns pixels to `floats` and back: the first layer takes them as they are."""
+    """Remove the conversion of pixels to `floats` and back: the first layer takes pixels directly."""
     made_by = {node.output[0]: node for node in graph.node}
     first = next(node for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] == floats)
     turn = next(node for node in graph.node if node.op_type == "Transpose")
     replaced, name = [first], floats
-    while name != turn.output[0]:  # from the floats back
+    while name != turn.output[0]:  # walk from the floats back
         replaced.append(made_by[name])
         name = made_by[name].input[0]
     for node in replaced:
@@ -139,16 +139,16 @@ def _give_pixels(graph: Any, floats: str) -> None:
 
 
 def remove_unused(graph: Any) -> None:
-    """Remove constants that nothing takes any longer."""
+    """Remove constants that are no longer used."""
     used = {name for node in graph.node for name in node.input}
     for one in [one for one in graph.initializer if one.name not in used]:
         graph.initializer.remove(one)
 
 
 def _round_weights(model: Any, images: Images, windows: bool) -> dict[str, np.ndarray]:
-    """Put the weights of layers on a grid; the steps (n_outputs,) float32 of each by its name.
+    """Round the weights of layers to a grid; returns the steps (n_outputs,) float32 of each layer by name.
 
-    Without `windows` only those of 1 x 1 layers.
+    Without `windows`, only 1 x 1 layers.
     """
     from onnx import numpy_helper
 
@@ -175,7 +175,7 @@ def _round_weights(model: Any, images: Images, windows: bool) -> dict[str, np.nd
         else:
             R = _rounded(W, covariance, steps, most)
             shift = (W - R) @ mean
-        b = numpy_helper.to_array(bias) + shift  # outputs keep their means
+        b = numpy_helper.to_array(bias) + shift  # keeps the means of the outputs
         for constant, value in ((weights, R.reshape(before.shape)), (bias, b)):
             constant.CopyFrom(numpy_helper.from_array(value.astype(np.float32), constant.name))
         found[weights.name] = steps
@@ -183,14 +183,14 @@ def _round_weights(model: Any, images: Images, windows: bool) -> dict[str, np.nd
 
 
 class _Window(NamedTuple):
-    """What a layer takes from a tensor at once."""
+    """The window of a tensor that a layer takes at once."""
 
     tensor: str
     sides: tuple[int, int]
     depthwise: bool
 
     def some(self, maps: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Some windows of maps (n, channels, h, w): (m, k), or (m, channels, k) if each channel is for itself."""
+        """Some windows of maps (n, channels, h, w): (m, k), or (m, channels, k) if channels are separate."""
         if self.sides == (1, 1):
             x = np.moveaxis(maps, 1, 3).reshape(-1, maps.shape[1])
             return rng.permutation(x)[:PIXELS].astype(np.float64)
@@ -227,10 +227,10 @@ def _moments(model: Any, windows: list[_Window], images: Images) -> list[tuple[n
 
 
 def _rounded(W: np.ndarray, covariance: np.ndarray, steps: np.ndarray, most: int) -> np.ndarray:
-    """W (n_outputs, k) in whole steps of each output; the error of a weight is made up for by those after it."""
+    """W (n_outputs, k) in whole steps of each output; later weights compensate for the error of each."""
     order = np.argsort(-np.diag(covariance))  # the inputs that vary most come first
     left, C = W[:, order].copy(), covariance[np.ix_(order, order)]
-    C += (DAMPING * np.diag(C).mean() or 1.0) * np.eye(len(C))  # inputs may not vary at all
+    C += (DAMPING * np.diag(C).mean() or 1.0) * np.eye(len(C))  # 1 if the inputs do not vary at all
     U = np.linalg.cholesky(np.linalg.inv(C)).T
     R = np.empty_like(W)
     for k, column in enumerate(order):

@@ -1,7 +1,7 @@
 """ModelFolder: the path of a run, a model or an exported model in, the model's folder and fingerprint out.
 
-Codes can be mixed if the fingerprints of their models are equal. config.json has its own checksum and those of the
-files beside it; a model is loaded from bytes that were compared with them.
+Codes can be mixed if their models have equal fingerprints. config.json has a checksum of itself and of each file beside
+it; a model is loaded only from bytes that match them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hashlens.schema import SHA256, conform, optional
 CONFIG, WEIGHTS, EXPORTED = "config.json", "model.safetensors", "model.onnx"
 GENERAL = Path(__file__).with_name("general")  # the model that comes with the package, for any photos
 FORMAT = "hashlens model 2"
-REFINED = "refined.json"  # beside an index that learned from clicks: the model that it was built with
-OTHER_BITS = 1 / 16  # of a probe that may differ
-MODEL = {  # what codes and indexes record of their model
+REFINED = "refined.json"  # beside an index that learned from clicks: the model it was built with
+OTHER_BITS = 1 / 16  # share of a probe's bits that may differ
+MODEL = {  # recorded of their model by codes and indexes
     "fingerprint": SHA256,
     "name": re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f]{0,255}"),
     optional("probe"): re.compile(r"([0-9a-f]{2})*"),
@@ -64,7 +64,7 @@ class ModelFolder:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of what codes depend on: the weights, and config.json without its writer and what was measured."""
+        """sha256 of everything codes depend on: the weights, and config.json without its writer and measurements."""
         with self.damage_errors():
             config = self.config()
             own = ("hashlens", "class", "files", "int8", *["format"] * (config.get("format") == FORMAT))
@@ -73,23 +73,23 @@ class ModelFolder:
         return hashlib.sha256(f"{json.dumps(kept, sort_keys=True)} {weights}".encode()).hexdigest()
 
     def describe(self) -> dict[str, str]:
-        """What codes and indexes record of their model.
+        """The record of this model in codes and indexes.
 
-        An exported model that gave the same bits when it was checked counts as the model it was exported from.
+        An exported model that passed its check with equal bits counts as the model it was exported from.
         """
         with self.damage_errors():
             same_as = conform(self.config()["model"], (None, MODEL), "model") if self.exported else None
         return same_as or {"fingerprint": self.fingerprint, "name": self.name}
 
     def config(self) -> dict[str, Any]:
-        """What config.json says, once it agrees with its checksum."""
+        """The contents of config.json, verified by its checksum."""
         try:
             return conform(read_sealed(self.path / CONFIG), dict)
         except ValueError as error:
             raise damaged(self.path / CONFIG, error, self._again) from error
 
     def content(self, name: str, expected: str | None = None) -> bytes:
-        """The bytes of a file beside config.json, once they agree with the SHA-256 that it has of them."""
+        """The bytes of a file beside config.json, verified by the SHA-256 in it."""
         expected = expected or self.config().get("files", {}).get(name)
         content = (self.path / name).read_bytes()
         if expected is not None and hashlib.sha256(content).hexdigest() != expected:
@@ -97,13 +97,13 @@ class ModelFolder:
         return content
 
     def seal(self) -> None:
-        """Give the config.json of a version without checksums its own, once all that it says was checked."""
+        """Add a checksum to a config.json from a version without them, after all of it was checked."""
         if CHECKSUM.encode() not in (self.path / CONFIG).read_bytes():
             with suppress(StorageError):
                 write_sealed(self.path / CONFIG, self.config())
 
     def write_config(self, config: dict[str, Any], files: Sequence[str]) -> None:
-        """Write config.json with the checksums of the files beside it, which were written before."""
+        """Write config.json with the checksums of the files beside it, which must exist already."""
         digests = {name: sha256(self.path / name) for name in files}
         write_sealed(self.path / CONFIG, {**config, "format": FORMAT, "files": digests})
 
@@ -113,7 +113,7 @@ class ModelFolder:
 
     @contextmanager
     def damage_errors(self) -> Iterator[None]:
-        """Turn what reading a damaged model raises into one sentence."""
+        """Turn any error from reading a damaged model into one sentence."""
         try:
             yield
         except HashlensError:
@@ -126,8 +126,8 @@ class ModelFolder:
     def find(cls, model: dict[str, str], near: Path) -> ModelFolder:
         """The model that made an index, a codes folder or a run at `near`.
 
-        It is in the folder model of the same run, or called NAME or runs/NAME, here or beside `near`; one that was
-        refined for an index is inside of it.
+        It is in the folder model of the same run, or called NAME or runs/NAME, here or beside `near`; a model refined
+        for an index is inside that index.
         """
         name, (place, *above) = model["name"], [near.absolute(), *near.absolute().parents[:2]]
         named = [base / folder / name for base in (Path(), *above) for folder in ("", "runs")]
@@ -142,7 +142,7 @@ class ModelFolder:
         )
 
     def used_by(self, model: dict[str, str], near: Path) -> ModelFolder:
-        """This model, or the one that was refined from it for the index at `near`, which records `model`."""
+        """This model, or the one refined from it for the index at `near`, if that is the `model` it records."""
         before = built_with(near, model)
         if before is None or before["fingerprint"] != self.describe()["fingerprint"]:
             return self
@@ -152,8 +152,8 @@ class ModelFolder:
     def require_same(ours: dict[str, str], given: dict[str, str], where: object) -> None:
         """Refuse a model other than the one that made the codes or the index in `where`.
 
-        Where both are known, the codes of a few fixed images are compared too: a model that was exported names the
-        fingerprint of the one it came from, and might name any. Another machine may round a bit differently.
+        If both are known, the codes of a few fixed images are compared too, because an exported model could claim any
+        fingerprint. A few bits may differ: other machines round differently.
         """
         if ours["fingerprint"] != given["fingerprint"]:
             raise MismatchError(
@@ -170,7 +170,7 @@ class ModelFolder:
 
 
 def built_with(near: Path, model: dict[str, str]) -> dict[str, str] | None:
-    """What the index at `near` recorded of its model before it was refined to `model`; None if it was not."""
+    """The index's record of its model before it was refined to `model`; None if it was not refined."""
     if not (near / model["name"] / CONFIG).is_file() or not (near / REFINED).is_file():
         return None
     try:
