@@ -1,1 +1,1 @@
-"""Features: images in, a row of numbers for each out; methods on fixed features learn from them."""
+"""Features: images in, a row of numbers for each out, from which methods on fixed features learn."""

@@ -1,4 +1,4 @@
-"""Cache: batches of features in, one array out; computed once, later mapped from a file in the cache and checked."""
+"""Cache: batches of features in, one array out; computed once, later verified and mapped from a file."""
 
 import re
 from collections import deque
@@ -31,7 +31,7 @@ def kept(
     """The array (n, ...) of all `batches`, pairs of rows and their values, read-only.
 
     `key` is a hash of everything the values depend on. `batches` is not read if the array is in the cache. With several
-    `ranks`, each must give all batches; of those that have the same cache, one writes.
+    `ranks`, each must pass all batches; of ranks that share a cache, one writes.
     """
     progress = progress or Progress(quiet=True)
     folder = cache_dir() / "features"
@@ -64,7 +64,7 @@ def kept(
             del out
             _describe(temporary, facts)
     else:
-        deque(batches, maxlen=0)  # it computes its part for those that write
+        deque(batches, maxlen=0)  # computes this rank's part for the ranks that write
     ranks.wait()
     return _load(path, facts, n, again)
 
@@ -75,7 +75,7 @@ def _describe(path: Path, facts: Path) -> None:
 
 
 def _load(path: Path, facts: Path, n: int, again: str) -> np.ndarray:
-    """The array in a file, once all of it was compared with its checksum."""
+    """The array in a file, after verifying its checksum."""
     try:
         known = conform(read_sealed(facts), FACTS)
         if known["shape"][:1] != [n]:
@@ -86,7 +86,7 @@ def _load(path: Path, facts: Path, n: int, again: str) -> np.ndarray:
 
 
 def _adopt(before: Path, path: Path, facts: Path) -> None:
-    """Use what a version without checksums has computed."""
+    """Adopt an array computed by a version without checksums."""
     if before.exists():
         try:
             _describe(before, facts)

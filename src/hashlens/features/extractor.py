@@ -1,7 +1,7 @@
 """Extractor: uint8 images (b, size, size, 3) in, float32 rows out, by a network or as GIST.
 
-Nothing between an image and its code is rounded below float32, and the values of an image do not depend on the images
-beside it: kernels that choose their order of summation by the number of rows are always given the same number.
+Nothing between an image and its code is rounded below float32, and the values of an image do not depend on other images
+in the batch: kernels whose order of summation depends on the number of rows always get the same number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hashlens.data.images import Images
 
 GIST = "gist"
-DEEP = "efficientnet-lite0"  # what "deep" stands for
+DEEP = "efficientnet-lite0"  # the network that "deep" stands for
 BATCH = {"cpu": 8, "cuda": 256}  # images per batch; larger ones fall out of the CPU's caches
 
 Forward = Callable[[np.ndarray], np.ndarray]
@@ -38,7 +38,7 @@ class Extractor:
     """A function from uint8 batches to float32 outputs that several threads may call at once.
 
     `make` builds it when it is first needed: a cached result needs only `key`, the hash of everything the outputs
-    depend on. With a `stem`, its outputs are the input: the part of a network that several models share.
+    depend on. With a `stem`, the part of a network that several models share, the input is the stem's outputs.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Extractor:
         module: nn.Module | None = None,
     ):
         self.size, self.stem, self.batch = size, stem, batch
-        self.module = module  # the network, where there is one, for whoever exports it
+        self.module = module  # the network, if any, for export
         self._make, self._key = make, key
 
     @classmethod
@@ -76,7 +76,7 @@ class Extractor:
             for name, value in sorted(module.state_dict().items()):
                 digest.update(name.encode() + value.cpu().numpy().tobytes())
             if {type(m).__module__.partition(".")[0] for m in module.modules()} - {"torch", "hashlens"}:
-                digest.update(found.probe.tobytes())  # the code of its forward may have been edited
+                digest.update(found.probe.tobytes())  # its forward method may have been edited
             return digest.hexdigest()
 
         found = cls(make, size, key, stem=stem, batch=BATCH[device], module=module)
@@ -84,7 +84,7 @@ class Extractor:
 
     @cached_property
     def forward(self) -> Forward:
-        """What turns a batch, or the outputs of the stem for it, into outputs."""
+        """The function from a batch, or the stem's outputs for it, to outputs."""
         return self._make()
 
     @cached_property
@@ -93,13 +93,13 @@ class Extractor:
 
     @cached_property
     def probe(self) -> np.ndarray:
-        """Eight numbers that mix all outputs for two fixed images: they tell networks with other outputs apart."""
+        """Eight numbers that mix all outputs for two fixed images; they differ for networks with other outputs."""
         rng = np.random.default_rng(0)
         outputs = self(rng.integers(0, 256, (2, self.size, self.size, 3), np.uint8)).ravel()
         return rng.standard_normal((8, len(outputs)), np.float32) @ outputs / np.sqrt(len(outputs))
 
     def gives(self, probe: np.ndarray | None) -> bool:
-        """Whether `probe` is that of this extractor, perhaps on another machine, which rounds differently."""
+        """Whether `probe` is from this extractor, up to the rounding of another machine."""
         return probe is not None and np.allclose(self.probe, probe, rtol=0, atol=1e-3 * np.abs(probe).max())
 
     def __call__(self, batch: np.ndarray) -> np.ndarray:
@@ -117,8 +117,8 @@ class Extractor:
     ) -> np.ndarray:
         """Outputs for all images, (n, ...), computed once and mapped from the cache.
 
-        Whatever leads to a code is float32. float16, with its 11 bits, does for maps that a network is trained on. Each
-        of the `ranks` computes a part.
+        Everything that leads to a code is float32. float16, with its 11 bits, is enough for maps to train on. Each of
+        the `ranks` computes a part.
         """
         if len(images) == 0:
             raise DataError("no images given; give at least one")
@@ -137,11 +137,11 @@ class Extractor:
             return found
 
         def batches() -> Iterator[tuple[slice, np.ndarray]]:
-            _ = self.forward  # built here, once, and not in each thread
+            _ = self.forward  # build it once here, not in each thread
             parts, done = blocks(len(images), self.batch), 0
             with one_blas_thread():
                 mine = work_ahead(outputs, ranks.turns(parts))
-                while done < len(images):  # a batch of each rank
+                while done < len(images):  # one batch per rank
                     found = ranks.gathered(next(mine, None))
                     yield slice(done, done + len(found)), found
                     done += len(found)
@@ -151,7 +151,7 @@ class Extractor:
 
 
 def extractor(kind: str) -> Extractor:
-    """Fixed features: "gist", "deep", or a pretrained network, perhaps with an image size: "resnet50@112"."""
+    """Fixed features: "gist", "deep", or a pretrained network, optionally with an image size: "resnet50@112"."""
     if kind == GIST:
         require("scipy", "threadpoolctl", why="GIST")
         from hashlens.features.gist import SIZE, VERSION, describe
@@ -164,7 +164,7 @@ def extractor(kind: str) -> Extractor:
 
     backbone, size = feature_size(kind)
     with torch.random.fork_rng():
-        torch.manual_seed(0)  # a network without published weights gives the same features each time
+        torch.manual_seed(0)  # fixes the features of a network without published weights
         return Extractor.of_network(build_blocks(backbone).eval(), size)
 
 
@@ -195,8 +195,8 @@ def feature_size(kind: str) -> tuple[str, int]:
 
 
 def is_features(X: Any) -> bool:
-    """Whether X is rows of numbers and not images."""
-    return (isinstance(X, np.ndarray) and X.ndim == 2) or hasattr(X, "toarray")  # a sparse matrix has that
+    """Whether X is rows of numbers rather than images."""
+    return (isinstance(X, np.ndarray) and X.ndim == 2) or hasattr(X, "toarray")  # sparse matrices have toarray
 
 
 def mirrored(batch: np.ndarray) -> np.ndarray:
@@ -208,7 +208,7 @@ def one_core_session(model: bytes | str) -> Forward:
 
     It may be called from several threads at once; each call keeps one core busy.
     """
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import, which starts it
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import, which starts telemetry
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -228,9 +228,9 @@ def one_core_session(model: bytes | str) -> Forward:
 
 
 def in_blocks(function: Forward, rows: np.ndarray, n: int) -> np.ndarray:
-    """function(rows), always given exactly n rows: the last block is filled up with copies of its last row.
+    """function(rows), called with exactly n rows at a time: the last block is padded with copies of its last row.
 
-    The order of summation of a matrix product depends on the number of rows, but not on the place of a row.
+    The order of summation of a matrix product depends on the number of rows, but not on a row's position.
     """
     found = []
     for part in blocks(len(rows), n):

@@ -1,4 +1,4 @@
-"""GIST: images in, 512 numbers for each out, which say how much of each scale and orientation each part has.
+"""GIST: images in, 512 numbers for each out: the energy at each scale and orientation in each part.
 
 A. Oliva and A. Torralba, "Modeling the shape of the scene: a holistic representation of the spatial envelope",
 International Journal of Computer Vision, 2001. The grey image's contrast is evened out, then 32 Gabor filters are
@@ -18,22 +18,21 @@ from scipy import fft
 
 SCALES, ORIENTATIONS, BLOCKS = 4, 8, 4
 SIZE = 32
-VERSION = 2  # of the numbers, which are cached on disk: raise it whenever they change
+VERSION = 2  # version of the numbers, which are cached on disk: raise it whenever they change
 
 PLANE = (1, 2)
 CONTRAST_BORDER = 5  # pixels mirrored on each side before the contrast is evened out
 CONTRAST_CYCLES = 4  # per image: slower changes of brightness are removed
 FILTER_BORDER = 32  # pixels mirrored on each side before the filters
-NEGLIGIBLE = 1e-6  # where a filter passes less, nothing is computed
+NEGLIGIBLE = 1e-6  # frequencies at which a filter passes less are skipped
 
 
 def describe(images: np.ndarray) -> np.ndarray:
     """GIST of uint8 images (b, size, size, 3), size even: (b, 512) float32.
 
     A filter's response is Y S X: the part S of the spectrum that it passes, between the inverse Fourier transforms from
-    those frequencies to the pixels inside the border. As both are few, matrix products are twice as fast as fast
-    Fourier transforms, which give everything. Each image has products of its own, so that it is rounded the same in
-    any batch.
+    those frequencies to the pixels inside the border. Both are few, so matrix products are twice as fast as full fast
+    Fourier transforms. Each image has its own products, so that it is rounded the same in any batch.
     """
     b, size = images.shape[:2]
     starts = np.linspace(0, size, BLOCKS + 1).astype(int)[:-1]
@@ -51,15 +50,15 @@ def describe(images: np.ndarray) -> np.ndarray:
 
 
 def _stretched(images: np.ndarray) -> np.ndarray:
-    """Grey from 0 to 255; the sum of the channels does for their mean."""
+    """Grey stretched to 0..255; the sum of the channels serves as their mean."""
     grey = images.sum(axis=3, dtype=np.float32)
     grey -= grey.min(axis=PLANE, keepdims=True)
     highest = grey.max(axis=PLANE, keepdims=True)
-    return grey / np.maximum(highest, 1) * 255  # sums are whole numbers: below 1 is an image of one color
+    return grey / np.maximum(highest, 1) * 255  # sums are integers, so below 1 means an image of one colour
 
 
 def _even_contrast(grey: np.ndarray) -> np.ndarray:
-    """Logarithm, minus its slow changes, divided by its local standard deviation."""
+    """The logarithm minus its slow changes, divided by its local standard deviation."""
     size = grey.shape[1]
     x = _mirrored(np.log1p(grey), CONTRAST_BORDER)
     x -= _slow_changes(x)
@@ -71,7 +70,7 @@ def _even_contrast(grey: np.ndarray) -> np.ndarray:
 def _slow_changes(x: np.ndarray) -> np.ndarray:
     n = x.shape[1]
     vertical, horizontal = fft.fftfreq(n, 1 / n)[:, None], fft.rfftfreq(n, 1 / n)
-    passed = np.exp2(-(vertical**2 + horizontal**2) / CONTRAST_CYCLES**2)  # a half at CONTRAST_CYCLES
+    passed = np.exp2(-(vertical**2 + horizontal**2) / CONTRAST_CYCLES**2)  # 1/2 at CONTRAST_CYCLES
     return fft.irfft2(fft.rfft2(x, axes=PLANE) * passed.astype(np.float32), (n, n), PLANE)
 
 
@@ -105,7 +104,7 @@ def _filters(size: int) -> list[tuple[slice, slice, np.ndarray]]:
         for orientation in range(ORIENTATIONS):
             away = (angle + np.pi * orientation / ORIENTATIONS + np.pi) % (2 * np.pi) - np.pi
             exponent = 3.5 * (radius / (0.3 / 1.85**scale) - 1) ** 2  # relative to the filter's own frequency
-            exponent += 2 * np.pi * (ORIENTATIONS / 8 * away) ** 2  # only one half of the plane: responses are complex
+            exponent += 2 * np.pi * (ORIENTATIONS / 8 * away) ** 2  # only half of the plane, so responses are complex
             passed = np.exp(-exponent)
             rows, columns = (_extent((passed > NEGLIGIBLE).any(axis=axis)) for axis in (1, 0))
             found.append((rows, columns, passed[rows, columns].repeat(2, axis=1).astype(np.float32)))

@@ -1,11 +1,11 @@
-r"""The low-level features published with NUS-WIDE in, 1134 numbers per image out.
+r"""NUS-WIDE: its published low-level features in, 1134 numbers per image out.
 
     Low_Level_Features/Train_Normalized_<block>.dat   space-separated numbers, one row per image, five blocks
     Low_Level_Features/BoW_Train_int.dat              the sixth: counts of 500 visual words
     ImageList/TrainImagelist.txt                      the image of each row, as actor\0001_2124494179.jpg
 
-and the same with Test. The files may also be in another folder up to two levels down. Images are found by the
-Flickr id at the end of their names, since a source has another order, that of ImageList/Imagelist.txt.
+and the same with Test. The files may also be in another folder up to two levels down. Images are found by the Flickr id
+at the end of their names, because sources have another order, that of ImageList/Imagelist.txt.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ BLOCKS = {  # file and number of columns, in the order of the features
     "{part}_Normalized_CORR.dat": 144,  # colour auto-correlogram
     "{part}_Normalized_EDH.dat": 73,  # edge direction histogram
     "{part}_Normalized_WT.dat": 128,  # wavelet texture
-    "{part}_Normalized_CM55.dat": 225,  # colour moments of 5 x 5 places
+    "{part}_Normalized_CM55.dat": 225,  # colour moments of 5 x 5 blocks
     WORDS: 500,  # SIFT descriptors
 }
-NUSWIDE = "nuswide-1134"  # the name of these features among those that are computed from images
+NUSWIDE = "nuswide-1134"  # name of these features, beside those computed from images
 PARTS = ("Train", "Test")
 CHUNK = 1000  # rows read at once
 AGAIN = "unpack Low_Level_Features.zip and ImageList.zip of the same release again"
@@ -43,7 +43,7 @@ AGAIN = "unpack Low_Level_Features.zip and ImageList.zip of the same release aga
 def nuswide_features(
     root: str | os.PathLike[str], images: Sequence[str], train: np.ndarray, *, progress: Progress | None = None
 ) -> np.ndarray:
-    """Scaled features of `images` (paths or Flickr ids), (n, up to 1134) float32; the rows `train` set the scale."""
+    """Scaled features of `images` (paths or Flickr ids), (n, up to 1134) float32; scaled by the rows `train`."""
     return scaled(read_features(root, images, progress=progress), train)
 
 
@@ -75,7 +75,7 @@ def read_features(
 def scaled(features: np.ndarray, train: np.ndarray) -> np.ndarray:
     """Each column with mean 0 and variance 1 over the rows `train`, each block of columns with variance 1 in total.
 
-    Without the latter the 500 visual words would drown the 64 colours. Counts of words are first divided by their
+    Without the latter the 500 visual words would outweigh the 64 colours. Counts of words are first divided by their
     sum. Columns that do not vary over `train` are left out.
     """
     if not len(train):
@@ -86,7 +86,7 @@ def scaled(features: np.ndarray, train: np.ndarray) -> np.ndarray:
         block = np.array(features[:, start : start + n_columns], np.float32)
         start += n_columns
         if name == WORDS:
-            block /= np.maximum(block.sum(axis=1, keepdims=True), 1)  # an image may have no words at all
+            block /= np.maximum(block.sum(axis=1, keepdims=True), 1)  # an image may have no words
         learned = block[train].astype(np.float64)
         varies = np.ptp(learned, axis=0) > 0
         mean, deviation = learned[:, varies].mean(axis=0), learned[:, varies].std(axis=0)
@@ -106,7 +106,7 @@ def _find(root: Path, name: str) -> Path:
 def _rows_of(
     images: Sequence[str], lists: dict[str, Path], tables: dict[str, list[Path]]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Places in `images` and their features, in the order of the files."""
+    """Positions in `images` and their features, in the order of the files."""
     listed = {}
     for part, path in lists.items():
         names = path.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
@@ -135,11 +135,11 @@ def _flickr_id(name: str) -> str:
 
 
 def _read_tables(paths: list[Path], n: int, listing: Path) -> Iterator[np.ndarray]:
-    """Chunks of rows with the columns of all files side by side."""
+    """Chunks of rows, with the columns of all files side by side."""
     with ExitStack() as stack:
         files = [stack.enter_context(path.open(encoding="ascii", errors="replace")) for path in paths]
         lines = [filter(str.strip, file) for file in files]
-        for start in range(0, n + 1, CHUNK):  # past n, to see that no row follows
+        for start in range(0, n + 1, CHUNK):  # past n, to check that no row follows
             parts = []
             for path, n_columns, some in zip(paths, BLOCKS.values(), lines, strict=True):
                 try:
@@ -161,7 +161,7 @@ def _numbers(lines: list[str], n_rows: int, n_columns: int) -> np.ndarray:
 
 
 def _key(paths: list[Path], images: Sequence[str]) -> str:
-    """Of the files' names, sizes and times: reading gigabytes for a hash would take as long as for the numbers."""
+    """A hash of names, sizes and times, because hashing gigabytes would take as long as reading the numbers."""
     digest = hashlib.sha256(b"nuswide 1")
     for path in paths:
         status = path.stat()

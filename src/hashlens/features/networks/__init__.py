@@ -1,10 +1,10 @@
-"""Networks: the table of backbones, each images (b, size, size, 3) uint8 in, features (b, n_features) out.
+"""Networks, the table of backbones: images (b, size, size, 3) uint8 in, features (b, n_features) out.
 
-A backbone is one flat sequence: its own preprocessing, then its blocks, of which any number of leading ones can be
-frozen and their outputs kept. To add one, write a module that exports a `Network` and add its row here.
+A backbone is one flat sequence: its own preprocessing, then its blocks. Any number of leading blocks can be frozen and
+their outputs cached. To add one, write a module that exports a `Network` and add its row here.
 
-An nn.Module of the user's own is a backbone too. It takes float32 images (b, 3, size, size), normalised by ImageNet's
-mean and deviation, or, if it starts with a `Normalise`, uint8 images (b, size, size, 3), and gives features (b, d). The
+A user's own nn.Module is a backbone too. It takes float32 images (b, 3, size, size), normalised by ImageNet's mean and
+deviation, or, if it starts with a `Normalise`, uint8 images (b, size, size, 3), and returns features (b, d). The
 modules of an `nn.Sequential` are its blocks; any other module is one block. The module itself is never changed.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-# name: (module:attribute of its `Network`, summary); listing them imports no torch
+# name: (module:attribute of its `Network`, summary); listing them does not import torch
 NETWORKS: dict[str, tuple[str, str]] = {
     "efficientnet-lite0": ("efficientnet_lite:LITE0", "ImageNet, 3.4 M parameters; the default"),
     "efficientnet-lite1": ("efficientnet_lite:LITE1", "ImageNet, 4.1 M parameters"),
@@ -37,7 +37,7 @@ NETWORKS: dict[str, tuple[str, str]] = {
 SMALL = 64
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 HUGGING_FACE = "hf:"  # prefix of the name or folder of a model of the `transformers` package
-OWN = "own:"  # prefix of the class name of a module of the user's own
+OWN = "own:"  # prefix of the class name of a user's own module
 BACKBONES = f"{', '.join(NETWORKS)}, or {HUGGING_FACE} and the name or folder of a transformers model"  # for help texts
 
 
@@ -49,24 +49,24 @@ class Published:
     version: str
     member: str | None
     sha256: str
-    read: Callable[[Path], dict[str, torch.Tensor]]  # state dict of the blocks; what it lacks stays random
+    read: Callable[[Path], dict[str, torch.Tensor]]  # state dict of the blocks; missing entries stay random
 
 
 @dataclass(frozen=True)
 class Network:
-    """A backbone: what the package must know about it, and how it is built."""
+    """A backbone: the facts that the package needs, and how to build it."""
 
     name: str
     size: int = 0  # default image resolution
     build: Callable[[str], nn.Sequential] | None = None  # the blocks with random weights
     preprocessing: dict[str, Any] = field(default_factory=dict)  # arguments of `Normalise`
-    small: int = 0  # the same for images of at most SMALL pixels, which gain less from more; 0: size
+    small: int = 0  # default for images of at most SMALL pixels, which gain less from more; 0: size
     frozen: int = 0  # leading blocks, after the preprocessing, that are not trained by default
     bfloat16: bool = False  # whether it trains faster in bfloat16 on a processor that has it
     flip: bool = True  # whether mirrored images are valid training images
     resizes: bool = False  # whether its preprocessing enlarges small square images itself, without rounding
     published: Published | None = None
-    read_file: Callable[[Path], Any] | None = None  # reads a weights file that the user has
+    read_file: Callable[[Path], Any] | None = None  # reads a weights file of the user's
 
     def size_for(self, side: int | None) -> int:
         """The image resolution for images of `side` pixels, if they are all squares of one size."""
@@ -75,7 +75,7 @@ class Network:
         return self.small if side and side <= SMALL and self.small else self.size
 
     def completed(self) -> Network:
-        """With all facts, of which some may have to be read from the model itself."""
+        """This network with all facts, some of which may have to be read from the model itself."""
         return self
 
     def blocks(self, pretrained: bool, weights: Path | None, description: dict[str, Any] | None) -> nn.Sequential:
@@ -104,7 +104,7 @@ class Network:
 
 
 def network_info(backbone: str | nn.Module) -> Network:
-    """The facts of a network, given by name or as an own module; torch is imported."""
+    """The facts of a network, given by name or as the user's module; imports torch."""
     return _find(backbone).completed()
 
 
@@ -135,7 +135,7 @@ def build_blocks(
     """The backbone as a flat sequence: preprocessing, then blocks.
 
     Pretrained weights are read from the file `weights`, or found and verified on first use. A saved network is built
-    from its `description` and without weights, which are then loaded into it.
+    from its `description` without weights, which are then loaded into it.
     """
     network = _find(backbone)
     if pretrained and weights is not None and network.read_file is None:
@@ -144,5 +144,5 @@ def build_blocks(
 
 
 def describe_network(backbone: str | nn.Module, blocks: nn.Module) -> dict[str, Any]:
-    """What `build_blocks` needs to rebuild a saved network, and other runtimes need to feed it; it becomes JSON."""
+    """Facts for `build_blocks` to rebuild a saved network, and for other runtimes to feed it; saved as JSON."""
     return _find(backbone).describe(blocks)

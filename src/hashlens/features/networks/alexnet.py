@@ -2,7 +2,7 @@
 
 The layout is torchvision's (A. Krizhevsky, "One weird trick", 2014: no groups, no local response normalisation). The
 published package has the weights of the five convolutions only; torchvision's state dict, `alexnet-owt-*.pth` or the
-same as safetensors, has all. There is no dropout, as in the networks of the hashing papers.
+same as safetensors, has all layers. There is no dropout, as in the networks of the hashing papers.
 """
 
 import pickle
@@ -17,7 +17,7 @@ from hashlens.errors import DataError
 from hashlens.features.networks import IMAGENET, Network, Published
 
 SHA256 = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"  # of the published convolutions
-# torchvision's names of the layers: our names
+# torchvision's layer names: our names
 NAMES = {
     "features.0": "0.0",
     "features.3": "1.0",
@@ -55,7 +55,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         state = {ours: theirs[key] for key, ours in KEYS.items()}
         with torch.device("meta"):
             build("alexnet").load_state_dict(state, assign=True)  # compares the shapes
-    except Exception as error:  # a damaged file makes both readers raise nearly anything
+    except Exception as error:  # both readers raise nearly anything on a damaged file
         text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         reason = " ".join(text.split())[:250] or type(error).__name__
         raise DataError(

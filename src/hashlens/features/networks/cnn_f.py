@@ -1,9 +1,9 @@
 """CNN-F, also called VGG-F: images (b, h, h, 3) in, the 4096 outputs of its layer 19 (fc7) out.
 
 K. Chatfield et al., "Return of the devil in the details", BMVC 2014: the network of the DTSH paper. The weights are in
-the authors' file for MatConvNet, of which there are two generations; its fields are read by name. Images are RGB from
-0 to 255, resized to 224 x 224 without rounding as MATLAB does, minus the average image of the file. There is no
-dropout, since the file has none and DTSH trains it as it is.
+the authors' MatConvNet file, which exists in two generations; its fields are read by name. Images are RGB from 0 to
+255, resized to 224 x 224 without rounding as MATLAB does, minus the average image of the file. There is no dropout,
+because the file has none and DTSH trains it unchanged.
 """
 
 from dataclasses import asdict, dataclass
@@ -22,8 +22,8 @@ from hashlens.files import cache_dir
 SIZE = 224
 FILE = "imagenet-vgg-f.mat"
 ADVICE = f"pass {FILE} from MatConvNet's page of pretrained models"
-MEAN = (123.68, 116.779, 103.939)  # of ImageNet's images, for a network that is trained from scratch
-Facts = dict[str, tuple[str, ...]]  # what each field of a layer may be
+MEAN = (123.68, 116.779, 103.939)  # of ImageNet's images, for a network trained from scratch
+Facts = dict[str, tuple[str, ...]]  # allowed values of each field of a layer
 
 
 def _conv(stride: int = 1, pad: int = 0) -> Facts:
@@ -32,9 +32,9 @@ def _conv(stride: int = 1, pad: int = 0) -> Facts:
 
 RELU: Facts = {"type": ("relu",)}
 NORM: Facts = {"type": ("normalize", "lrn")}
-# one more pixel at the bottom and right, so that no pixel is left over, is torch's `ceil_mode`
+# torch's `ceil_mode` is one more pixel at the bottom and right, so that no pixel is left over
 POOL: Facts = {"type": ("pool",), "stride": ("2",), "pad": ("0", "0 1 0 1"), "pool": ("3",), "method": ("max",)}
-# MatConvNet's layers, and what a missing field stands for
+# MatConvNet's layers, and the values of missing fields
 LAYERS = {"conv1": _conv(4), "relu1": RELU, "norm1": NORM, "pool1": POOL}
 LAYERS |= {"conv2": _conv(1, 2), "relu2": RELU, "norm2": NORM, "pool2": POOL}
 LAYERS |= {"conv3": _conv(1, 1), "relu3": RELU, "conv4": _conv(1, 1), "relu4": RELU}
@@ -46,7 +46,7 @@ KERNELS = {"conv1": 11, "conv2": 5, "conv3": 3, "conv4": 3, "conv5": 3, "fc6": 6
 
 @dataclass(frozen=True)
 class Plan:
-    """What may differ between files: outputs of the seven convolutions, and options of the other layers."""
+    """The differences between files: outputs of the seven convolutions, and options of the other layers."""
 
     channels: tuple[int, ...] = (64, 256, 256, 256, 256, 4096, 4096)
     # (size, alpha, beta, k) as torch defines them: alpha is MatConvNet's times the size
@@ -120,7 +120,7 @@ def load_mat(path: Path) -> nn.Sequential:
     targets = [m for m in blocks.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     with torch.no_grad():
         for target, (kernel, bias) in zip(targets, weights, strict=True):
-            # (height, width, inputs, outputs) to torch's order, which is also that of `Flatten` before fc6
+            # from (height, width, inputs, outputs) to torch's order, which `Flatten` before fc6 also has
             turned = np.ascontiguousarray(kernel.transpose(3, 2, 0, 1), np.float32)
             target.weight.copy_(torch.from_numpy(turned).reshape(target.weight.shape))
             assert target.bias is not None
@@ -142,7 +142,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         return loadmat(path, appendmat=False, variable_names=["layers", "meta", "normalization"])
     except NotImplementedError as error:
         raise DataError(f"{path} is in MATLAB's format 7.3; load it in MATLAB and save it again with '-v7'") from error
-    except Exception as error:  # a damaged file makes scipy raise nearly anything
+    except Exception as error:  # scipy raises nearly anything on a damaged file
         raise DataError(f"{path} is not a whole .mat file ({type(error).__name__}: {error}); {ADVICE}") from error
 
 
@@ -153,7 +153,7 @@ def _field(struct: Any, name: str) -> Any:
 
 
 def _text(layer: Any, name: str) -> str:
-    """A word, or numbers; one number where all are equal, as for both directions of a stride."""
+    """A word, or numbers; a single number if all are equal, as for both directions of a stride."""
     values = np.ravel(_field(layer, name))
     if not values.size or values[0] is None:
         return MISSING.get(name, "unknown")

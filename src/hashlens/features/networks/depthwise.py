@@ -1,9 +1,9 @@
-"""Depthwise convolution on the CPU with a fast backward pass: the same result as torch's, in a fraction of the time.
+"""Depthwise convolution on the CPU with a fast backward pass: the same result as torch, in a fraction of the time.
 
 For kernels as large as the map (5 x 5 on 4 x 4, the last blocks of EfficientNet at 128 pixels) the weight gradient of
 torch's CPU library takes up to seventy times as long as the forward pass, and two thirds of a training step. Here the
-input gradient is a convolution with the flipped kernel, and the weight gradient a compiled loop whose innermost run is
-over channels, which are contiguous in memory.
+input gradient is a convolution with the flipped kernel, and the weight gradient is a compiled loop, innermost over
+channels, which are contiguous in memory.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 from hashlens.machine import in_threads, shares
 
-CHANNELS = 192  # processed together so that their gradients stay in the caches; measured from 64 to 576
+CHANNELS = 192  # processed together, so that their gradients stay in the caches; best of 64 to 576
 
 
 def suits(x: torch.Tensor, kernel: int, stride: int) -> bool:
-    """Whether `Depthwise` can replace torch's convolution; it only pays where gradients are needed."""
+    """Whether `Depthwise` can replace torch's convolution; it only pays off if gradients are needed."""
     return (
         torch.is_grad_enabled()
         and x.device.type == "cpu"

@@ -37,19 +37,19 @@ FEATURES = 1280
 class SameConv(nn.Conv2d):
     """Convolution with TensorFlow's "same" padding, which depends on the size of the input."""
 
-    auto_pad = "SAME_UPPER"  # what ONNX calls it
+    auto_pad = "SAME_UPPER"  # the name in ONNX
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
         dense = kernel == stride == self.groups == 1
         if dense and x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last):
-            # a matrix product over all pixels, whose backward pass is faster than that of a convolution; under
-            # autocast this alone is bfloat16: there it is fast, and elsewhere slow
+            # a matrix product over all pixels has a faster backward pass than a convolution; under autocast only this
+            # is bfloat16, which is fast here and slow elsewhere
             return F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2).float()
         if self.groups > 1 and self.bias is None and suits(x, kernel, stride):
             return Depthwise.apply(x, self.weight)
         pads = [max((math.ceil(n / stride) - 1) * stride + kernel - n, 0) for n in x.shape[-2:]]
-        if any(pad % 2 for pad in pads):  # uneven: the extra pixel is at the end
+        if any(pad % 2 for pad in pads):  # if odd, the extra pixel is at the end
             (h, w) = pads
             x, padding = F.pad(x, (w // 2, w - w // 2, h // 2, h - h // 2)), (0, 0)
         else:
@@ -58,7 +58,7 @@ class SameConv(nn.Conv2d):
 
 
 class Pool(nn.AdaptiveAvgPool2d):
-    """Mean over all pixels, whose gradient is laid out channels last, as the layers before it want it."""
+    """Mean over all pixels, with its gradient channels last, as the layers before it expect."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -123,7 +123,7 @@ def build(name: str) -> nn.Sequential:
 
 
 def _round_channels(channels: float) -> int:
-    """To the nearest multiple of 8, but never down by more than a tenth."""
+    """Round to the nearest multiple of 8, but never down by more than a tenth."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
 

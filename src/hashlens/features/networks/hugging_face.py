@@ -1,11 +1,11 @@
 """Vision backbones of the `transformers` package: "hf:" and a name or folder in, preprocessing and blocks out.
 
-A model whose parts are embeddings, a list of layers and perhaps a norm (ViT, DeiT, DINOv2, CLIP, ResNet, ConvNeXt) is
-split into these; the split is tried on one image and kept only if it gives the output of the whole model. Any other
-model is one block. Features are the class token of the last layer where there is one, else the mean over all pixels.
+A model made of embeddings, a list of layers and perhaps a norm (ViT, DeiT, DINOv2, CLIP, ResNet, ConvNeXt) is split
+into these; the split is tried on one image and kept only if it gives the output of the whole model. Any other model is
+one block. Features are the class token of the last layer if there is one, else the mean over all pixels.
 
-Differences from the model's own image processor: images are resized by their shorter side to the crop size, not to
-a larger size that is then cropped.
+Differences from the model's own image processor: the shorter side of images is resized to the crop size, not to a
+larger size that is then cropped.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ from hashlens.errors import DataError, HashlensError, require
 from hashlens.features.networks import HUGGING_FACE, Network
 from hashlens.features.networks.normalise import Normalise
 
-SIZE = 224  # if neither the model nor its image processor says
-TRAINED_LAYERS = 2  # the last ones, by default
+SIZE = 224  # if neither the model nor its image processor specifies it
+TRAINED_LAYERS = 2  # by default the last ones
 
 
 class Part(nn.Module):
-    """One or more of the model's own modules in sequence; of several outputs the first is used."""
+    """One or more of the model's own modules in sequence; if a module has several outputs, the first is used."""
 
     untraceable = True  # it may branch on the values or shapes of its input
 
@@ -41,7 +41,7 @@ class Part(nn.Module):
         self.missing = [_required(module) for module in modules]
         self.config: dict[str, Any] | None = None
 
-    def extra_repr(self) -> str:  # not all of the configuration shows in the modules
+    def extra_repr(self) -> str:  # modules do not show all of the configuration
         if self.config is None:
             return ""
         return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:16]
@@ -54,7 +54,7 @@ class Part(nn.Module):
 
 
 def _required(module: nn.Module) -> list[None]:
-    """A None for each required argument beside the input: CLIP's layers require a mask."""
+    """A None for each required argument besides the input: CLIP's layers require a mask."""
     parameters = [*signature(module.forward).parameters.values()][1:]
     return [None for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
 
@@ -125,7 +125,7 @@ def _split(model: nn.Module, size: int) -> list[Part]:
     try:
         with torch.inference_mode():
             expected = whole(image)
-    except Exception as error:  # whatever a model for something else may raise
+    except Exception as error:  # a model for something else may raise anything
         raise ValueError(f"it computes no image features: {error}") from error
     encoder = getattr(model, "encoder", model)
     layers = next((found for found in _named(encoder, "layer", "layers", "stages")), None)
@@ -140,7 +140,7 @@ def _split(model: nn.Module, size: int) -> list[Part]:
             ]
             try:
                 features = nn.Sequential(*parts)(image)
-            except Exception:  # it needs more than its input, or the parts do not fit together
+            except Exception:  # a part needs more than its input, or the parts do not fit together
                 return [whole]
             if features.shape == expected.shape and torch.allclose(features, expected, rtol=1e-3, atol=1e-4):
                 return parts
@@ -152,7 +152,7 @@ def _named(model: nn.Module, *names: str) -> list[nn.Module]:
 
 
 def _vision(config: Any) -> Any:
-    """That of the vision half, if the model is for text and images."""
+    """The configuration of the vision half, if the model is for text and images."""
     return getattr(config, "vision_config", config)
 
 
@@ -183,7 +183,7 @@ def _processor(name: str) -> dict[str, Any]:
 
 
 def _pretrained(kind: str, name: str, method: str = "from_pretrained", **how: Any) -> Any:
-    """What `transformers` reads from the name or folder; code that comes with a model is never run."""
+    """The object that `transformers` reads from the name or folder; code that comes with a model is never run."""
     read = getattr(getattr(_transformers(), kind), method)
     return read(name.removeprefix(HUGGING_FACE), local_files_only=offline(), trust_remote_code=False, **how)
 
@@ -198,12 +198,12 @@ def _reading(name: str) -> Iterator[None]:
     """Turn whatever `transformers` raises for a missing or unsuitable model into one sentence, without its warnings."""
     log = _transformers().logging
     before = log.get_verbosity()
-    log.set_verbosity_error()  # above all, that the classifier is dropped
+    log.set_verbosity_error()  # mainly that the classifier is dropped
     try:
         yield
     except HashlensError:
         raise
-    except Exception as error:  # a damaged or unsuitable model makes it raise nearly anything
+    except Exception as error:  # it raises nearly anything for a damaged or unsuitable model
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise DataError(
             f"the backbone {name} cannot be loaded ({reason}); after hf: write the name of a vision model on the hub,"

@@ -36,7 +36,7 @@ def set_layout(module: nn.Module, layout: torch.memory_format) -> nn.Module:
 def prepare_cpu() -> None:
     """Set the number of threads, and keep freed memory instead of returning it to the system after every operation.
 
-    Large tensors are otherwise mapped and unmapped at each step; page faults take half of the time.
+    Otherwise large tensors are mapped and unmapped at each step, and page faults take half of the time.
     """
     torch.set_num_threads(n_threads())
     if platform.libc_ver()[0] == "glibc":
@@ -52,7 +52,7 @@ def forward_function(module: nn.Module, example: np.ndarray, device: str = "cpu"
 
     It may be called from several threads at once: on a CPU each call keeps one core busy.
     """
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # it has 10 bits, float32 has 23
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # TF32 has 10 bits, float32 has 23
     try:
         folded: nn.Module = fold(module)
     except UnsupportedModule:
@@ -61,7 +61,7 @@ def forward_function(module: nn.Module, example: np.ndarray, device: str = "cpu"
         try:
             if isinstance(folded, fx.GraphModule):
                 return one_core_session(to_onnx(folded, example).SerializeToString())
-        except (ImportError, UnsupportedModule):  # eager torch does the same, more slowly
+        except (ImportError, UnsupportedModule):  # fall back to eager torch, which is slower
             pass
     set_layout(folded.to(device), torch.channels_last)
 
@@ -71,7 +71,7 @@ def forward_function(module: nn.Module, example: np.ndarray, device: str = "cpu"
         with one_at_a_time, torch.inference_mode():
             return folded(torch.from_numpy(batch).to(device)).float().cpu().numpy()
 
-    # torch chooses its kernels by the number of images, and they round differently
+    # torch's choice of kernels depends on the number of images, and kernels round differently
     return lambda batch: in_blocks(forward, batch, BATCH[device])
 
 
@@ -91,7 +91,7 @@ def fold(module: nn.Module) -> fx.GraphModule:
     module = evaluated(module)
     try:
         graph = _Tracer().trace(module)
-    except Exception as error:  # an own module may do anything
+    except Exception as error:  # a user's module may raise anything
         raise UnsupportedModule(f"{type(module).__name__} cannot be traced: {error}") from error
     traced = fx.GraphModule(module, graph)
     for node in list(graph.nodes):

@@ -1,4 +1,4 @@
-"""Preprocessing: uint8 images (b, h, w, 3) in, what a network takes, float32 (b, 3, h, w), out.
+"""Preprocessing: uint8 images (b, h, w, 3) in, network input, float32 (b, 3, h, w), out.
 
 It is the first module of every backbone. Its numbers are buffers, so they are saved with a trained network; the rest
 (resize rule, channel order) is saved in its description.
@@ -23,8 +23,8 @@ class Normalise(nn.Module):
     """Divide images by `divided_by`, subtract the mean, divide by the standard deviation.
 
     `mean` and `std` are one number or one per channel, in the network's channel order; the mean may also be a whole
-    image (3, size, size). With `size`, images of any other size are first resized in floating point: bicubic, neither
-    rounded nor clipped to 0..255, as MATLAB does.
+    image (3, size, size). With `size`, images of any other size are first resized in floating point: bicubic, as in
+    MATLAB, neither rounded nor clipped to 0..255.
     """
 
     scale: torch.Tensor
@@ -48,7 +48,7 @@ class Normalise(nn.Module):
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> Normalise:
-        """The inverse of `describe`; an average image comes with the weights."""
+        """The inverse of `describe`; an average image is saved with the weights."""
         options = {name: description[name] for name in ("mean", "std", "colour", "divided_by", "size")}
         if options["mean"] == AVERAGE:
             options["mean"] = np.zeros((3, options["size"], options["size"]), np.float32)
@@ -59,7 +59,7 @@ class Normalise(nn.Module):
         options = {"size": self.size, "colour": self.colour, "divided_by": self.divided_by}
         return {"resize": resize, **options, "mean": self.mean, "std": self.std}
 
-    def extra_repr(self) -> str:  # part of what cached features depend on
+    def extra_repr(self) -> str:  # part of the key of cached features
         return f"{self.mean}, {self.std}, {self.colour}, divided_by={self.divided_by}, size={self.size}"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ class Normalise(nn.Module):
         x = x.float()
         if self.size is not None and x.shape[-2:] != (self.size, self.size):
             down, across = (torch.from_numpy(bicubic(n, self.size)).to(x.device) for n in x.shape[-2:])
-            with torch.autocast(x.device.type, enabled=False):  # bfloat16 has fewer bits than a pixel
+            with torch.autocast(x.device.type, enabled=False):  # bfloat16 cannot hold all pixel values
                 x = down @ x @ across.T
         return x.mul(self.scale).add(self.shift)
 
@@ -80,6 +80,6 @@ def _plain(values: float | Sequence[float]) -> Any:
 
 
 def _per_channel(values: float | Sequence[float] | np.ndarray) -> np.ndarray:
-    """In double precision, in a shape that fits (b, 3, h, w)."""
+    """As double precision, in a shape that broadcasts to (b, 3, h, w)."""
     array = np.asarray(values, np.float64)
     return array[:, None, None] if array.ndim == 1 else array

@@ -11,7 +11,7 @@ from torch import fx, nn
 from hashlens.data.resize import bicubic
 from hashlens.features.networks.normalise import Normalise
 
-OUTPUTS = ("output", "second")  # of the hash layer, and of the second code
+OUTPUTS = ("output", "second")  # names: the hash layer, and the second code
 
 
 class UnsupportedModule(Exception):
@@ -22,7 +22,7 @@ def to_onnx(folded: fx.GraphModule, example: np.ndarray) -> Any:
     """The folded network as an ONNX model; `example` has the shape of one batch."""
     try:
         return _Writer(folded, example).model()
-    except KeyError as error:  # an input that is not the output of a layer, such as the 1 in x + 1
+    except KeyError as error:  # an input that is not a layer's output, such as the 1 in x + 1
         raise UnsupportedModule(f"an operation on {error}") from error
 
 
@@ -45,7 +45,7 @@ class _Writer:
             elif node.op == "call_function" and node.target is operator.add:
                 names[node] = self.add("Add", names[node.args[0]], names[node.args[1]])
             elif node.op == "call_function" and node.target is torch.cat and next(iter(node.users)).op == "output":
-                joined = [names[one] for one in node.args[0]]  # the first code and the second
+                joined = [names[one] for one in node.args[0]]  # the first and the second code
             elif node.op == "output":
                 ends = joined or [names[node.args[0]]]
                 for end, name in zip(ends, OUTPUTS, strict=False):
@@ -79,7 +79,7 @@ class _Writer:
 
     @cached_property
     def shapes(self) -> dict[fx.Node, torch.Size]:
-        """Of every tensor in the network; needed only by layers that depend on the size of their input."""
+        """Shapes of all tensors in the network, for layers that depend on the size of their input."""
         from torch.fx.passes.shape_prop import ShapeProp
 
         with torch.inference_mode():
@@ -118,9 +118,9 @@ class _Writer:
             return x
         if isinstance(m, Normalise):
             return self.preprocessing(m, x)
-        if callable(dense := getattr(m, "dense", None)):  # a sparse layer that can be written as a dense one
+        if callable(dense := getattr(m, "dense", None)):  # a layer that can be written as a dense one
             return self.layer(dense(), x, source)
-        if callable(write := getattr(m, "write_onnx", None)):  # a layer that knows how
+        if callable(write := getattr(m, "write_onnx", None)):  # a layer that writes itself
             return write(self, x, self.shapes[source])
         raise UnsupportedModule(str(m))
 
@@ -133,11 +133,11 @@ class _Writer:
         return x if m.bias is None else self.add("Add", x, self.constant(m.bias))
 
     def reshape(self, x: str, *shape: int) -> str:
-        """0 is what the dimension is now."""
+        """Reshape x; 0 keeps a dimension."""
         return self.add("Reshape", x, self.constant(np.array(shape)))
 
     def convolution(self, m: nn.Conv2d, x: str) -> str:
-        auto_pad = getattr(m, "auto_pad", None)  # of a convolution with its own padding rule
+        auto_pad = getattr(m, "auto_pad", None)  # a convolution with its own padding rule
         if auto_pad is None and (type(m) is not nn.Conv2d or isinstance(m.padding, str) or m.padding_mode != "zeros"):
             raise UnsupportedModule(str(m))
         inputs = [x, self.constant(m.weight)] + ([] if m.bias is None else [self.constant(m.bias)])

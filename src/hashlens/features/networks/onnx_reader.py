@@ -1,8 +1,8 @@
-"""ONNX reader: the bytes of a stranger's ONNX file in, a session out, once nothing in it can do more than compute.
+"""ONNX reader: the bytes of an untrusted ONNX file in, a session out, after checking that it can only compute.
 
-A graph may have only the operators that onnx_graph.py, export.py and onnxruntime's quantiser write, no graphs inside of
-nodes, no functions, and no tensors kept in other files. Protobuf is read here, field by field, since the package `onnx`
-need not be installed.
+A graph may have only the operators that onnx_graph.py, export.py and onnxruntime's quantiser write, no subgraphs, no
+functions, and no tensors in other files. Protobuf is read here, field by field, because the package `onnx` may not be
+installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPERATORS = {
     *("DequantizeLinear", "LRN", "MatMul", "QuantizeLinear", "ReduceSum", "MaxPool", "Mul", "Relu", "Softmax", "Sub"),
     *("Div", "Erf", "LayerNormalization", "Reshape", "Sqrt", "Tanh", "Transpose"),
 }
-# field: name, for all fields that we write; any other is refused
+# field: name, for all fields that we write; any other field is refused
 MODEL = {
     1: "ir_version",
     2: "producer",
@@ -41,7 +41,7 @@ TENSOR = {1: "dims", 2: "type", 4: "floats", 5: "ints", 7: "longs", 8: "name", 9
 def safe_session(content: bytes, shape: tuple[int, ...], width: int) -> Forward:
     """A function from uint8 batches to rows of `width` numbers; a ValueError if the file is anything else.
 
-    `shape` is that of one image, (1, size, size, 3).
+    `shape` is the shape of one image, (1, size, size, 3).
     """
     _require_plain(content)
     forward = one_core_session(content)
@@ -81,7 +81,7 @@ def _require_plain_graph(content: Any) -> None:
 
 
 def _fields(content: Any, known: dict[int, str], what: str) -> Iterator[tuple[str, Any]]:
-    """The fields of a protobuf message: integers as they are, everything else as bytes."""
+    """The fields of a protobuf message: integers as integers, everything else as bytes."""
     for field, value, _ in _pieces(content, what):
         if field not in known:
             raise ValueError(f"{what} has the field {field}, which we do not write")
@@ -126,10 +126,10 @@ def _number(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def multiply_outputs(content: bytes, A: np.ndarray) -> bytes:
-    """The same file with u A (A is square) in the place of its outputs u; a ValueError if no linear layer makes these.
+    """The same file with u A (A is square) in place of its outputs u; a ValueError if u is not from a linear layer.
 
-    Only the weights of that layer change. Those that are kept in 8 or 16 bits have 32 afterwards: rounded again, they
-    would not give the signs of u A.
+    Only the weights of that layer change. Weights stored in 8 or 16 bits get 32: rounded again, they would not give the
+    signs of u A.
     """
     _require_plain(content)
     graph = dict(_fields(content, MODEL, "a model"))["graph"]
@@ -141,7 +141,7 @@ def multiply_outputs(content: bytes, A: np.ndarray) -> bytes:
             fields = list(_fields(value, TENSOR, "a tensor"))
             tensors[bytes(dict(fields)["name"]).decode()] = fields
     made_by = {name: node for node in nodes for name in node.outputs}
-    layer = made_by.get("output")  # a second output has the second code, which stays
+    layer = made_by.get("output")  # a second output has the second code, which is unchanged
     while layer is not None and layer.operator == "Identity":
         layer = made_by.get(layer.inputs[0])
     if layer is None or layer.operator not in ("MatMul", "Gemm"):
@@ -166,14 +166,14 @@ def multiply_outputs(content: bytes, A: np.ndarray) -> bytes:
 
 
 def _before_cast(name: str, made_by: dict[str, _Node]) -> str:
-    """The constant that a layer computes with, which may be kept in fewer bits."""
+    """The constant that a layer computes with, which may be stored in fewer bits."""
     while name in made_by and made_by[name].operator == "Cast" and made_by[name].integers.get("to") in (FLOAT, DOUBLE):
         name = made_by[name].inputs[0]
     return name
 
 
 def _with_new(content: Any, wanted: int, new: Callable[[Any], bytes]) -> bytes:
-    """A message whose fields of this number, which are messages, are replaced."""
+    """The message with all submessages in field `wanted` replaced."""
     pieces = _pieces(content, "a message")
     return b"".join(_field(number, new(value)) if number == wanted else bytes(all_) for number, value, all_ in pieces)
 
@@ -192,7 +192,7 @@ def _field(number: int, value: int | bytes) -> bytes:
 
 
 def _digits(value: int) -> bytes:
-    """What `_number` reads."""
+    """The encoding that `_number` reads."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -220,7 +220,7 @@ class _Node:
 
 
 def _array(tensors: dict[str, Any], name: str) -> np.ndarray:
-    """The numbers of a constant."""
+    """The values of a constant."""
     if name not in tensors:
         raise ValueError(f"{name} is not a constant")
     fields = dict(tensors[name])

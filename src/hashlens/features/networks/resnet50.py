@@ -1,8 +1,8 @@
 """ResNet-50: preprocessed images (b, 3, h, w) in, pooled features (b, 2048) out.
 
-K. He et al., "Deep residual learning for image recognition", CVPR 2016. The weights are the authors', by way of Keras:
-images are BGR from 0 to 255 less a mean, the stride is in the first convolution of a bottleneck, and the epsilon of
-the batch norms is 1e-3.
+K. He et al., "Deep residual learning for image recognition", CVPR 2016. The weights are the authors', converted by
+Keras: images are BGR from 0 to 255 minus a mean, the stride is in the first convolution of a bottleneck, and the
+epsilon of the batch norms is 1e-3.
 """
 
 import json
@@ -16,7 +16,7 @@ from torch import nn
 from hashlens.features.networks import Network, Published
 from hashlens.features.networks.efficientnet_lite import Pool
 
-STAGES = [(64, 3), (128, 4), (256, 6), (512, 3)]  # channels inside the bottlenecks, and how many there are
+STAGES = [(64, 3), (128, 4), (256, 6), (512, 3)]  # channels inside the bottlenecks, and their number
 FOLDER = "package/ResNet50"  # inside the npm package
 SHA256 = "863f7e63d95b1583cdd5af6bbd58e51c9664ec003ecdebabf6ee65f377d22484"
 

