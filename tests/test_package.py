@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from benchmarks import size
+from docs import pages
 
 ROOT = Path(__file__).parent.parent
 
@@ -43,6 +44,15 @@ def test_the_source_archive_has_the_software_and_no_results(tmp_path):
     assert {"docs/conf.py", "docs/figures/groceries.jpg", "docs/reproduction/REPRODUCTION.md"} <= names
     unwanted = ("benchmarks/results/", "docs/reproduction/sections/", "docs/generated/", "site/", "runs/")
     assert not [name for name in names if name.startswith(unwanted)]
+
+
+def test_a_site_without_the_results_says_so(tmp_path, monkeypatch):
+    """As built from the source archive, which has no measured results."""
+    measured = pages.method_page("itq")
+    monkeypatch.setattr(pages, "RESULTS", tmp_path / "results")
+    page = pages.method_page("itq")
+    assert "leaves out the measured results" in page and "MAP 0." not in page
+    assert "leaves out the measured results" not in measured and "MAP 0." in measured
 
 
 @pytest.mark.skipif(not os.environ.get("HASHLENS_LONG"), reason="make docs-test builds the wheel")

@@ -100,7 +100,7 @@ def test_plan(run):
     assert without["bytes"]["second"] == 0 and set(without["ways"]) == {"folder", "milvus", "pgvector"}
     assert run("index", "plan", "--n", "1e6", "--second-bits", "-1")[0] == 2
     assert json.loads(run("index", "plan", "--n", "1000", "--json")[1])["n"] == 1000
-    assert run("index", "plan", "--n", "many") == (2, "--n must be a number such as 1000000 or 1e9, got many\n")
+    assert run("index", "plan", "--n", "many") == (2, "--n must be a whole number such as 1000000 or 1e9, got many\n")
 
 
 def test_what_is_refused(run, codes, tmp_path, rng):

@@ -109,7 +109,7 @@ WRONG = [  # what is typed, exit code, words of the sentence
     ("encode photos --model other --out codes", 4, "codes"),
     ("encode photos --model run --out photos", 2, "contains other files"),
     ("encode photos --model on-features --out new", 3, "trained on features"),
-    ("encode photos --model run --out codes --shard-size 5", 4, "begun with --shard-size 65536, not 5"),
+    ("encode photos --model run --out codes --shard-size 5", 4, "started with --shard-size 65536, not 5"),
     ("encode photos --model run --part 3/2 --out new", 2, "part"),
     ("encode photos --model run --on mars --out new", 2, "mars"),
     ("export photos --out new", 3, "photos is not a model"),

@@ -638,7 +638,7 @@ def test_another_model_or_length(hasher, photos, tmp_path):
         encode_source(LSH(12, features="gist", random_state=1).fit(images), str(photos), out, QUIET)
     with pytest.raises(MismatchError, match="codes of two models cannot be mixed"):
         encode_source(LSH(16, features="gist").fit(images), str(photos), out, QUIET)
-    with pytest.raises(MismatchError, match="was begun with the source"):
+    with pytest.raises(MismatchError, match="was started with the source"):
         encode_source(hasher, str(photos / "cats"), out, QUIET)
     assert contents(out) == before
 
@@ -649,7 +649,7 @@ def test_a_source_is_known_by_its_absolute_path(hasher, tmp_path, monkeypatch):
     encode_source(hasher, "photos", tmp_path / "codes", QUIET)
     assert encode_source(hasher, str(here / "photos"), tmp_path / "codes", QUIET)["n"] == 4
     monkeypatch.chdir(there)
-    with pytest.raises(MismatchError, match=r"begun with the source .*here/photos, not .*there/photos"):
+    with pytest.raises(MismatchError, match=r"started with the source .*here/photos, not .*there/photos"):
         encode_source(hasher, "photos", tmp_path / "codes", QUIET)
 
 
@@ -734,7 +734,7 @@ def test_a_damaged_shard_whose_images_are_gone_is_refused(hasher, tmp_path):
     damage(out, 0)
     before = contents(out)
     with pytest.raises(
-        DataError, match=r"shard-000000000.codes.npy is damaged .* 1 are gone, first .*cats/00.png; restore"
+        DataError, match=r"shard-000000000.codes.npy is damaged .* images are gone \(1, first .*cats/00.png\); restore"
     ):
         encode_source(hasher, str(photos), out, QUIET, shard_size=8)
     assert contents(out) == before

@@ -146,7 +146,7 @@ def check_refusals(index, codes, taken, free):
             ask(other)
     for ids, reason in (
         ([free, taken], f"id {taken} is already in the index; remove it first"),
-        ([free, free], "given twice"),
+        ([free, free], "occurs twice"),
         ([-1, free], "must be >= 0"),
         ([0.5, 1.5], "integers"),
         ([free], "2 codes"),

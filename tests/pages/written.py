@@ -28,7 +28,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 def commands(page: Path) -> list[str]:
     """Every hashlens command of a page, in blocks and in running text, without comments."""
     text = page.read_text(encoding="utf-8")
-    in_blocks = [line for language, block in blocks(page) if language in ("", "sh") for line in joined(block)]
+    in_blocks = [line for language, block in blocks(page) if language in ("", "sh", "text") for line in joined(block)]
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     inline = [" ".join(found.split()) for found in re.findall(r"`((?:\S*/)?hashlens [a-z][^`]*)`", prose)]
     starts = r"^(?:\$ )?(?:[A-Z_]+=\S+ )*(?:torchrun .*-m |\.venv/bin/|uv run .*?)?(hashlens [a-z-].*)$"

@@ -46,7 +46,7 @@ def test_clicks_are_kept_beside_the_index(searcher):
     [
         ({"query": 3, "more": [], "less": [1]}, 422, "more: "),
         ({"query": 3, "more": [1], "less": [1]}, 422, "marked twice"),
-        ({"query": 3, "more": [3], "less": [1]}, 422, "the query itself"),
+        ({"query": 3, "more": [3], "less": [1]}, 422, "is the query"),
         ({"query": 3, "more": [1], "less": [999]}, 404, "no image 999"),
         ({"query": 3, "more": list(range(10, 120)), "less": [1]}, 422, "at most 100"),
         ({"query": "3", "more": [1], "less": [2]}, 422, "query: "),

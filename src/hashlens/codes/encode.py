@@ -70,6 +70,7 @@ def encode_source(
     if isinstance(out, Address):
         out.require_writable()
     out = _part_folder(out, part)
+    tried_before = addresses.tried_again
     opened = open_source(source, labels="optional", columns=columns, progress=progress.say)
     if ray_model is not None and not isinstance(opened.images, FileImages):
         raise UsageError(f"{source} is in the memory of one machine; encode it without --on ray")
@@ -99,8 +100,8 @@ def encode_source(
                 f" {folder.path / 'skipped.csv'}"
             )
         folder.finish()
-    if addresses.tried_again:
-        progress.say(f"note: requests tried again: {addresses.tried_again:,}")
+    if tried_again := addresses.tried_again - tried_before:
+        progress.say(f"note: requests tried again: {tried_again:,}")
     return {"n": len(folder), "n_bits": folder.n_bits, "n_skipped": len(skipped), "out": str(folder.path)}
 
 
@@ -164,7 +165,7 @@ def _drop_damaged(folder: CodesFolder, opened: Source, progress: Progress) -> No
             lost = [row for row, path in enumerate(images.paths()) if path not in without_code]
             if gone := [images.names[row] for row in lost if not images.file(row).exists()]:
                 raise DataError(
-                    f"{damage} and cannot be made again: {len(gone):,} of its images are gone, first {gone[0]}; restore"
+                    f"{damage} and cannot be made again: images are gone ({len(gone):,}, first {gone[0]}); restore"
                     " them, or choose another --out"
                 )
         progress.say(f"{damage}: making {shard.name} again, {shard.n:,} images")
