@@ -13,7 +13,7 @@ from urllib.error import URLError
 from urllib.parse import urljoin, urlsplit
 from urllib.request import urlopen
 
-MAX_PAGE = 1 << 24  # bytes of a list of files
+MAX_PAGE = 1 << 24  # bytes of a package's file list
 
 
 def offline() -> bool:
@@ -32,8 +32,8 @@ def with_npm(package: str, version: str, folder: Path) -> Path:
 def with_pip(package: str, version: str, folder: Path) -> Path:
     """The wheel of a Python package or, if it has none, the archive of its sources; nothing in them is run.
 
-    pip would build an archive of sources, that is run its code, only to see what it needs; so it may fetch wheels
-    alone, and an archive is fetched from the index that pip uses.
+    pip would build an archive of sources, and so run its code, just to learn its requirements. So pip may fetch wheels
+    only, and an archive is fetched directly from pip's index.
     """
     pip = [sys.executable, "-m", "pip"]
     try:
@@ -53,14 +53,14 @@ def with_pip(package: str, version: str, folder: Path) -> Path:
 
 
 def _usual_index() -> list[str]:
-    """The index that pip uses if it is not told otherwise."""
+    """pip's default index."""
     from pip._internal.models.index import PyPI
 
     return [PyPI.simple_url]
 
 
 def _archive(index: str, package: str, name: str, folder: Path) -> Path | None:
-    """A file that an index of packages (PEP 503) lists, as it is."""
+    """A file listed by a package index (PEP 503), unprocessed."""
     page = f"{index.rstrip('/')}/{re.sub(r'[-_.]+', '-', package).lower()}/"
     page += "index.html" if page.startswith("file:") else ""
     try:

@@ -1,9 +1,9 @@
-"""Near-identical images: images in, groups of images of the same photo out, whatever its size, format or compression.
+"""Near-identical images: images in, groups of copies of the same photo out, whatever their size, format or compression.
 
 Two images are near-identical if at most RADIUS of 128 signs differ (each says which of two neighbouring parts of the
 grey image is brighter) and the colours of 16 x 16 parts differ by at most COLOURS of 255 on average. On photos of birds
 and groceries this finds 96 % of copies at a third of the size and JPEG quality 40, 99 % of better ones, and no pair of
-different photos of birds; the nearest such pair differs by 22 in colour.
+different bird photos; the nearest such pair differs by 22 in colour.
 """
 
 from functools import partial
@@ -18,11 +18,11 @@ from hashlens.machine import blocks, work_ahead
 PARTS = 8
 RADIUS = 12
 COLOURS = 6.0
-AT_ONCE = 1024  # images whose neighbours are looked up at a time
+AT_ONCE = 1024  # images per block of neighbour searches
 
 
 def near_identical(images: Images) -> list[list[int]]:
-    """Groups of two rows or more, in the order of their first rows; exact copies are among them."""
+    """Groups of two or more rows, in the order of their first rows; exact copies are included."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -50,7 +50,7 @@ def near_identical(images: Images) -> list[list[int]]:
 
 
 def _signatures(images: Images, rows: slice) -> tuple[np.ndarray, np.ndarray]:
-    """(n, 128) bool, whether brightness rises to the right and down, and (n, 768) uint8 colours."""
+    """(n, 128) bool: whether brightness rises to the right and downwards; and (n, 768) uint8 colours."""
     rises, colours = [], []
     for row in range(rows.start, rows.stop):
         image = images.image(row, at_least=4 * PARTS)

@@ -1,9 +1,9 @@
 """Folds: training rows in, rows to learn from and held-out rows out, with near-duplicates always on the same side.
 
-Near-duplicates are near-identical images (see duplicates.py) or, among features, rows that have a cosine similarity
-above `ALIKE` after the mean of all rows is subtracted; near-duplicates of near-duplicates stay together too. If that
-joins more than a tenth of all rows, as with few columns, only equal rows count. Every fold has its share of each class;
-an image with several labels counts for its rarest label.
+Near-duplicates are near-identical images (see duplicates.py) or, among features, rows with a cosine similarity above
+`ALIKE` after subtracting the mean of all rows; near-duplicates of near-duplicates stay together too. If that would join
+more than a tenth of all rows, as with few columns, only equal rows count. Every fold has its share of each class; an
+image with several labels counts for its rarest label.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ALIKE = 0.95
 
 @dataclass(frozen=True, eq=False)
 class TrainingRows:
-    """Images or features that may be learned from, with their labels. No other row can be reached from here."""
+    """Images or features for training, with their labels. No other row can be reached from here."""
 
     name: str
     images: Any
@@ -51,7 +51,7 @@ class TrainingRows:
         strata = np.where(has, counts, len(labels) + 1).argmin(axis=1)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about classes with fewer images than folds
+                warnings.simplefilter("ignore")  # warnings about classes with fewer images than folds
                 cuts = list(StratifiedGroupKFold(n, shuffle=True, random_state=seed).split(strata, strata, groups))
             for learned, held in cuts:
                 require_differences(labels[learned])
@@ -63,7 +63,7 @@ class TrainingRows:
 
 
 def near_duplicates(images: Any) -> np.ndarray:
-    """(n,) the number of each row's group; most groups are a single row."""
+    """(n,) the group number of each row; most groups are a single row."""
     if isinstance(images, Images):
         groups = np.arange(len(images))
         for group in near_identical(images):

@@ -1,6 +1,6 @@
-"""Which files are images: by name in folders, and by the decoders that may open them.
+"""Formats: which files in folders count as images, by name, and which decoders may open them.
 
-Photo folders also hold files that are left out: RAW files, the videos of live photos, folders of thumbnails.
+Other files in photo folders are ignored: RAW files, videos of live photos, folders of thumbnails.
 """
 
 from functools import cache
@@ -14,8 +14,8 @@ RAW = (
     ".3fr", ".arw", ".cr2", ".cr3", ".dng", ".erf", ".iiq", ".kdc", ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw",
     ".rw2", ".sr2", ".srw", ".x3f",
 )  # fmt: skip
-VIDEOS = (".mov", ".mp4")  # of live photos, if beside an image of the same name
-# of NAS boxes, Windows and macOS: thumbnails, bins and snapshots
+VIDEOS = (".mov", ".mp4")  # of live photos, if next to an image of the same name
+# thumbnails, bins and snapshots of NAS boxes, Windows and macOS
 SYSTEM = {
     "@eadir", "@recycle", "#recycle", "#snapshot", "$recycle.bin", "system volume information", "__macosx",
     "lost+found", "thumbnails.noindex",
@@ -23,13 +23,13 @@ SYSTEM = {
 
 
 def is_ignored(name: str) -> bool:
-    """Whether a file or folder of this name is hidden or of the system."""
+    """Whether a file or folder of this name is hidden or belongs to the system."""
     return name.startswith(".") or name.lower() in SYSTEM
 
 
 @cache
 def decoders() -> tuple[str, ...]:
-    """Only these are tried, whatever the file name: others, such as EPS, start other programs."""
+    """The decoders to try, whatever the file name; others, such as EPS, start other programs."""
     if HAS_HEIC:
         import pillow_heif
 

@@ -1,18 +1,18 @@
-"""Reads what an image file says about itself without decoding it: a few kilobytes can cost minutes or gigabytes.
+"""Headers: an image file in, an error out if decoding would cost too much; a few kB can take minutes or gigabytes.
 
-It counts the blocks of the file and reads its size, and refuses what would cost more than any honest image. Damage is
-left to the decoder, which says more about it.
+Nothing is decoded: blocks are counted and sizes read, and files that cost more than any honest image are refused.
+Damage is left to the decoder, whose messages say more.
 """
 
 import re
 import struct
 from collections.abc import Callable, Iterator
 
-MAX_SCANS = 50  # a progressive JPEG has about ten; every one goes through all pixels again
-MAX_FRAMES = 10_000  # only the first is decoded
-MAX_CHUNKS = 50_000  # of a PNG of 300 MB in parts of 8 kB there are as many
-MAX_FILL = 1_000  # between the segments of a JPEG, which Pillow reads one by one
-MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # in the data of a JPEG: neither a stuffed byte nor a restart
+MAX_SCANS = 50  # a progressive JPEG has about ten; each one goes through all pixels again
+MAX_FRAMES = 10_000  # although only the first is decoded
+MAX_CHUNKS = 50_000  # more than a 300 MB PNG in chunks of 8 kB
+MAX_FILL = 1_000  # fill bytes between the segments of a JPEG, which Pillow reads one by one
+MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # in JPEG data: not a stuffed byte and not a restart
 
 
 class Costly(Exception):
@@ -30,7 +30,7 @@ def require_cheap(content: bytes, max_pixels: int) -> None:
             if value > limit:
                 raise too_many_pixels(value, limit) if kind == "pixels" else Costly(f"{kind}: more than {limit:,}")
     except (struct.error, IndexError):
-        pass  # it ends too early
+        pass  # the file is truncated
 
 
 def too_many_pixels(n: int, limit: int) -> Costly:
@@ -39,7 +39,7 @@ def too_many_pixels(n: int, limit: int) -> Costly:
 
 
 LIMITS = {"scans": MAX_SCANS, "frames": MAX_FRAMES, "chunks": MAX_CHUNKS, "fill bytes": MAX_FILL}
-Counts = Iterator[tuple[str, int]]  # what is counted, and how many there are so far
+Counts = Iterator[tuple[str, int]]  # what is counted, and the count so far
 
 
 def _jpeg(content: bytes) -> Counts:
@@ -48,7 +48,7 @@ def _jpeg(content: bytes) -> Counts:
         if not n_scans:
             yield "fill bytes", found.start() - place
         marker, place = found[0][1], found.end()
-        if marker == 0xD9:  # the end; what follows is not read
+        if marker == 0xD9:  # end of image; the rest is not read
             return
         if marker == 0xDA:
             n_scans += 1
@@ -80,7 +80,7 @@ def _webp(content: bytes) -> Counts:
         name, n_bytes = struct.unpack_from("<4sI", content, place)
         n_chunks += 1
         yield "chunks", n_chunks
-        if name == b"VP8X":  # the canvas, for which memory is taken as soon as the file is opened
+        if name == b"VP8X":  # the canvas, which is allocated as soon as the file is opened
             sides = (1 + int.from_bytes(content[place + at : place + at + 3], "little") for at in (12, 15))
             yield "pixels", next(sides) * next(sides)
         elif name == b"VP8L":
@@ -124,7 +124,7 @@ def _tiff(content: bytes) -> Counts:
     address, number, entry = ("Q", "Q", 20) if big else ("I", "H", 12)
     (place,) = struct.unpack_from(order + address, content, 8 if big else 4)
     n_frames = 0
-    while place:  # a list that leads back to itself ends at the limit
+    while place:  # a circular list ends at the limit
         n_frames += 1
         yield "frames", n_frames
         (n_entries,) = struct.unpack_from(order + number, content, place)

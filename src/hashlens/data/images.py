@@ -1,7 +1,7 @@
-"""Images from arrays, files or PIL images, as uint8 (n, size, size, 3) RGB batches or thumbnails.
+"""Images: arrays, files or PIL images in, uint8 (n, size, size, 3) RGB batches or thumbnails out.
 
-An image is read the same way wherever it comes from: first frame, turned upright by its EXIF, grey of more than 8 bits
-scaled to 8, transparency on white, then RGB. Files are decoded to the end: a truncated one is an error.
+All images are read in the same way: first frame, turned upright by its EXIF, deep grey scaled to 8 bits, transparency
+on white, then RGB. Files are decoded to the end, so a truncated one is an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-# registered by being imported; else Pillow imports the decoders of all formats to look for these
+# importing them registers them; otherwise Pillow would import the decoders of all formats
 from PIL import BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin  # isort: skip # noqa: F401
 
 from hashlens.addresses import Address, Place, ahead, below, place
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 89_478_485  # Pillow's own default: 256 MB of RGB
 
-MAX_BYTES = 2**28  # of one file
+MAX_BYTES = 2**28  # per file
 INSIDE = "::"  # shards/00000.tar::cats/1.jpg; a name inside a tar file is never used as a path
 
 
 MISSING, FOLDER, UNKNOWN_HEIC = "no such file", "a folder", "a HEIC photo"
 FORBIDDEN, NO_MEMORY = "permission denied", "more than the memory that is left for it"
-PASSING = (FORBIDDEN, NO_MEMORY, UNKNOWN_HEIC)  # reasons that go away while the file stays as it is
+PASSING = (FORBIDDEN, NO_MEMORY, UNKNOWN_HEIC)  # reasons that may go away without a change of the file
 ADVICE = {MISSING: "check the path", FOLDER: "check the path"}
-LIMIT = re.compile(r"limit|more than")  # in the reason for which `headers.py` or a decoder of the server gives up
+LIMIT = re.compile(r"limit|more than")  # found in reasons from `headers.py` and the server's decoders
 
 
 class UnreadableImage(DataError):
@@ -71,12 +71,12 @@ class Images:
 
     names: Sequence[str]
     in_memory = False
-    labels: Any = None  # given with the images; a selection (images[rows]) has none
+    labels: Any = None  # if they came with the images; selections (images[rows]) have none
     whole: tuple[Images, np.ndarray] | None = None  # see `part`
-    _rows: np.ndarray  # of what the images are taken from
+    _rows: np.ndarray  # rows of the underlying images
 
     def open(self, row: int) -> Path | io.BytesIO:
-        """The file of an image, or its bytes, if it is stored as such."""
+        """The file of an image, or its bytes."""
         raise NotImplementedError
 
     def data(self, row: int) -> bytes:
@@ -84,13 +84,13 @@ class Images:
         return file.read_bytes() if isinstance(file, Path) else file.getvalue()
 
     def image(self, row: int, at_least: int | None = None) -> Image.Image:
-        """One whole image in RGB; a JPEG may come reduced, with a shorter side of `at_least` or more."""
+        """One whole image in RGB; a JPEG may be reduced to a shorter side of at least `at_least`."""
         file: Path | io.BytesIO = io.BytesIO()
         try:
             file = self.open(row)
             return decode(file, at_least)[0]
-        except Exception as error:  # a damaged file makes Pillow raise nearly anything
-            if isinstance(error, DownloadError | StorageError):  # the store fails, not this image
+        except Exception as error:  # Pillow raises nearly anything on a damaged file
+            if isinstance(error, DownloadError | StorageError):  # the store failed, not this image
                 raise
             raise UnreadableImage(below(getattr(self, "root", Path()), self.names[row]), reason(file, error)) from error
 
@@ -105,13 +105,13 @@ class Images:
         return view
 
     def part(self, rows: np.ndarray) -> Images:
-        """The images at `rows`; what is cached for them is computed for all of ours, once, and shared by all parts."""
+        """The images at `rows`; cached values are computed once for all images and shared by all parts."""
         chosen = self[rows]
         chosen.whole = self, rows
         return chosen
 
     def alone(self) -> Images:
-        """The same images, from which those that they were selected from cannot be reached."""
+        """The same images, without a reference to those they were selected from."""
         return ArrayImages([np.asarray(self.image(row)) for row in range(len(self))], self.names)
 
     def fingerprint(self) -> str:
@@ -126,7 +126,7 @@ class Images:
         return len(self.names)
 
     def read(self, rows: Any, size: int) -> np.ndarray:
-        """The images at `rows` as uint8 (len(rows), size, size, 3), by the rule of `resize.py`."""
+        """The images at `rows` as uint8 (len(rows), size, size, 3), resized as in `resize.py`."""
         rows = self._indices(rows)
         batch = np.empty((len(rows), size, size, 3), np.uint8)
 
@@ -139,7 +139,7 @@ class Images:
         return batch
 
     def ahead(self, rows: np.ndarray) -> AbstractContextManager[None]:
-        """Within, images that are in a store are on their way."""
+        """Context in which images in a store are fetched in advance."""
         return nullcontext()
 
     def thumbnail(self, row: int, size: int = 96) -> Image.Image:
@@ -147,13 +147,13 @@ class Images:
         return shrunk(self.image(row, at_least=size), size)
 
     def paths(self) -> list[str]:
-        """Names that do not depend on the current folder."""
+        """The names, made independent of the current folder."""
         return list(self.names)
 
     def why_unreadable(self, row: int) -> str | None:
         """Decode one image; return the reason if that fails."""
         try:
-            self.image(row, at_least=1)  # decodes a JPEG at an eighth of its size: read to the end, but faster
+            self.image(row, at_least=1)  # at an eighth of its size, a JPEG is still read to the end, but faster
         except UnreadableImage as error:
             return error.reason
         return None
@@ -163,7 +163,7 @@ class Images:
 
 
 class ArrayImages(Images):
-    """Images in memory: uint8 (n, h, w, 3) colour or (n, h, w) grey, or a list of single ones."""
+    """Images in memory: uint8 (n, h, w, 3) colour or (n, h, w) grey, or a list of single images."""
 
     in_memory = True
 
@@ -219,7 +219,7 @@ class ArrayImages(Images):
 
 
 class Names(Sequence[str]):
-    """A column of paths as names below a folder, made on demand: a list of ten million would take gigabytes."""
+    """A column of paths as names below a folder, made on demand, because a list of ten million takes gigabytes."""
 
     def __init__(self, paths: pa.ChunkedArray, root: Place):
         self._paths, self._root = paths, root
@@ -250,7 +250,7 @@ class FileImages(Images):
         self.root = place(root)
         self.names = paths if isinstance(paths, Names) else tuple(place(path).as_posix() for path in paths)
         self._places = places
-        self._coming: dict[int, Future[bytes]] = {}  # contents of rows that are read from a store
+        self._coming: dict[int, Future[bytes]] = {}  # contents of rows being read from a store
 
     @classmethod
     def of(cls, table: pa.Table, root: Place = Path("/")) -> FileImages:
@@ -265,7 +265,7 @@ class FileImages(Images):
         return FileImages(self.root, names, None if self._places is None else self._places[rows])
 
     def alone(self) -> Images:
-        return self  # it knows no other files
+        return self  # there is no reference to other files
 
     def paths(self) -> list[str]:
         return [below(self.root, name).absolute().as_posix() for name in self.names]
@@ -309,7 +309,7 @@ class FileImages(Images):
                 future.cancel()
 
     def marks(self) -> list[str]:
-        """What changes with a file: size and times, and the place in a tar file."""
+        """Strings that change when a file does: size and times, and the place in a tar file."""
         found = []
         for row in range(len(self)):
             try:
@@ -317,11 +317,11 @@ class FileImages(Images):
                 place = "" if self._places is None else f" {self._places[row].tolist()}"
                 found.append(f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}{place}")
             except OSError:
-                found.append("gone")  # not remembered, because it fails the check
+                found.append("gone")  # never remembered as good
         return found
 
     def fingerprint(self) -> str:
-        """Hash of names, sizes, times, and bytes from the middle: two folders can be equal in all the rest."""
+        """A hash of names, sizes, times, and bytes from the middle: folders may be equal in all else."""
         digest = hashlib.sha256(b"files")
         for row, name in enumerate(self.names):
             try:
@@ -335,7 +335,7 @@ class FileImages(Images):
 
 
 def _part(file: Place, start: int, n_bytes: int) -> bytes:
-    """Bytes from the middle of a file; fewer where it ends."""
+    """Bytes from the middle of a file; fewer near its end."""
     if isinstance(file, Address):
         return file.part(start, n_bytes)
     with file.open("rb") as opened:
@@ -360,7 +360,7 @@ class ItemImages(Images):
 
     @cached_property
     def labels(self) -> Any:
-        """The second element of each item; torchvision has them in `targets`, where no image is decoded."""
+        """The second element of each item, or torchvision's `targets`, which need no decoding."""
         targets = getattr(self._items, "targets", None)
         if targets is not None and len(targets) == len(self._items):
             return np.asarray(targets)[self._rows]
@@ -370,7 +370,7 @@ class ItemImages(Images):
 
 
 def as_images(x: Any) -> Images:
-    """Anything ACCEPTED as Images, with `labels` if they came with the images."""
+    """Anything ACCEPTED as `Images`, with `labels` if they came with the images."""
     if isinstance(x, Images):
         return x
     if isinstance(getattr(x, "images", None), Images):  # a Source
@@ -419,7 +419,7 @@ def _first(item: Any) -> Any:
 def pixels(item: Any) -> np.ndarray:
     """A PIL image, or an array or tensor (h, w, 3) or (3, h, w), as uint8 (h, w, 3) or (h, w).
 
-    Floating values are within [0, 1], as from torchvision's ToTensor, which rounding 255 x undoes exactly.
+    Floats must be in [0, 1], as from torchvision's ToTensor; rounding 255 x restores the bytes exactly.
     """
     item = _first(item)
     if isinstance(item, Image.Image):
@@ -437,13 +437,13 @@ def pixels(item: Any) -> np.ndarray:
                 f" to {array.max():.3g}"
             )
         array = np.round(array * 255).astype(np.uint8)
-    return ArrayImages([array])._array[0]  # checked there
+    return ArrayImages([array])._array[0]  # which checks it
 
 
 def decode(
     file: Path | io.BytesIO, at_least: int | None = None, max_pixels: int = MAX_PIXELS
 ) -> tuple[Image.Image, tuple[int, int]]:
-    """One file as (RGB image, (width, height) as stored); raises whatever Pillow raises on a bad one."""
+    """One file as (RGB image, (width, height) as stored); raises whatever Pillow raises on a bad file."""
     content = _content(file)
     require_cheap(content, max_pixels)
     with quiet_pillow(), _opened(content, max_pixels) as image:
@@ -451,7 +451,7 @@ def decode(
         if size[0] * size[1] > max_pixels:
             raise too_many_pixels(size[0] * size[1], max_pixels)
         if at_least:
-            # a JPEG is decoded at 1/2, 1/4 or 1/8 if that leaves twice what is needed: faster, and invisible later
+            # decode a JPEG at 1/2, 1/4 or 1/8 if that leaves twice the size needed: faster, with no visible difference
             image.draft("RGB", (2 * at_least, 2 * at_least))
         image.load()
         return rgb(upright(image)), size
@@ -469,8 +469,8 @@ def _content(file: Path | io.BytesIO) -> bytes:
         content = file.getvalue()
     else:
         with file.open("rb") as opened:
-            n_bytes = os.fstat(opened.fileno()).st_size or MAX_BYTES  # a pipe says 0
-            content = opened.read(min(n_bytes, MAX_BYTES) + 1)  # Python first makes room for all that is asked for
+            n_bytes = os.fstat(opened.fileno()).st_size or MAX_BYTES  # 0 for a pipe
+            content = opened.read(min(n_bytes, MAX_BYTES) + 1)  # Python allocates the requested number first
     if len(content) > MAX_BYTES:
         raise Costly(f"more than {MAX_BYTES / 1e6:,.0f} MB")
     return content
@@ -484,7 +484,7 @@ def shrunk(image: Image.Image, size: int) -> Image.Image:
 
 def upright(image: Image.Image) -> Image.Image:
     try:
-        turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1  # checked first: transposing always copies
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1  # checked first, as transposing always copies
         return ImageOps.exif_transpose(image) if turned else image
     except Exception:  # broken EXIF is common; the image is still good
         return image
@@ -495,7 +495,7 @@ def rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
         values = np.nan_to_num(np.asarray(image, dtype=np.float32))
         highest = float(values.max())
-        # the range of "I;16" is known; for 32 bits the smallest usual range that fits is used
+        # "I;16" has a known range; 32 bits get the smallest usual range that fits
         ranges = (65535,) if image.mode.startswith("I;16") else (1, 255, 65535, highest)
         full = next(limit for limit in ranges if highest <= limit)
         image = Image.fromarray((values * (255 / full)).clip(0, 255).round().astype(np.uint8))
@@ -532,16 +532,16 @@ def reason(file: Path | io.BytesIO, error: Exception) -> str:
     return f"damaged ({' '.join(text.split()) or type(error).__name__})"
 
 
-_readers = 0  # threads inside quiet_pillow
+_readers = 0  # number of threads inside quiet_pillow
 _readers_lock = Lock()
 _filters = ExitStack()
 
 
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
-    """Silences Pillow's warnings (odd EXIF, palettes, sizes): what matters raises an error.
+    """Silence Pillow's warnings (odd EXIF, palettes, sizes); real problems raise errors.
 
-    Filters belong to the process: the first thread to enter sets them, the last to leave restores them.
+    Warning filters are per process: the first thread to enter sets them, the last to leave restores them.
     """
     global _readers
     with _readers_lock:

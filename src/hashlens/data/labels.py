@@ -1,4 +1,4 @@
-"""Labels from class numbers, class names or 0/1 matrices; two items are relevant if they share at least one label."""
+"""Labels: class numbers, names or 0/1 matrices in, relevance out: two items are relevant if they share a label."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from hashlens.errors import DataError, MismatchError, UsageError
 
-MAX_CLASSES = 1_000_000  # a larger class number is surely an id
+MAX_CLASSES = 1_000_000  # larger numbers are surely ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ DATE = re.compile(
 
 
 def is_date(name: str) -> bool:
-    """Whether a class is called like a year, a month or a day, as folders of photos often are.
+    """Whether a class is named after a year, a month or a day, as folders of photos often are.
 
     >>> [is_date(name) for name in ("2019", "2019-05", "May 2020", "20190501", "7", "n02084071", "2 cats")]
     [True, True, True, True, False, False, False]
@@ -182,7 +182,7 @@ def require_comparable(query: Labels, database: Labels) -> None:
             f"query labels have {query.n_classes} columns and database labels {database.n_classes};"
             " give both the same classes"
         )
-    # strings numbered separately for query and database would silently match dogs with cats
+    # numbering strings separately for query and database could silently match dogs with cats
     if _numbered(query.names) or _numbered(database.names):
         return
     for number, (ours, theirs) in enumerate(zip(query.names, database.names, strict=False)):
@@ -198,7 +198,7 @@ def _numbered(names: tuple[str, ...]) -> bool:
 
 
 def relevant(query: Labels, database: Labels) -> np.ndarray:
-    """(q, d) bool: whether query and database item share at least one label."""
+    """(q, d) bool: whether a query and a database item share at least one label."""
     require_comparable(query, database)
     if not query.multi:
         return query.values[:, None] == database.values

@@ -1,10 +1,10 @@
 """Protocols: which rows of a source are training rows, queries and database, and the cut-off `topk` of MAP.
 
-A protocol is saved as one JSON file with a hash of its rows, which shows that two results come from the same split.
+A protocol is saved as one JSON file with a hash of its rows, which tells whether two results have the same split.
 
-"100 images per label", where an image may have several: from the rarest label to the most frequent, 100 images are
-drawn from those that have the label and have not been drawn yet. So 100 for each of 21 labels make exactly 2,100
-images. The paper leaves this open.
+"100 images per label", where images have several labels, means: from the rarest label to the most frequent, draw 100
+images that have the label and have not been drawn yet. So 100 for each of 21 labels make exactly 2,100 images. The
+paper leaves this open.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ NUSWIDE_CONCEPTS = (
     "animal", "beach", "buildings", "clouds", "flowers", "grass", "lake", "mountain", "ocean", "person", "plants",
     "reflection", "road", "rocks", "sky", "snow", "sunset", "tree", "vehicle", "water", "window",
 )
-# the 24 labels of MIRFLICKR-25K without those of the stricter second round of annotation (_r1)
+# the 24 labels of MIRFLICKR-25K, without the stricter second round of annotation (_r1)
 MIRFLICKR_LABELS = (
     "animals", "baby", "bird", "car", "clouds", "dog", "female", "flower", "food", "indoor", "lake", "male", "night",
     "people", "plant_life", "portrait", "river", "sea", "sky", "structures", "sunset", "transport", "tree", "water",
 )
 # fmt: on
 
-# What the words of a split column mean, in any letter case; "val" is decided in given_split.
+# The roles of the words in a split column, in any letter case; given_split decides the role of "val".
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("query", "queries", "test", "testing"), "query"),
@@ -65,7 +65,7 @@ class Protocol:
             given = np.asarray(getattr(self, role))
             if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
                 raise DataError(f"{role} rows of {self.name} must be integers (n,), got {given.dtype} {given.shape}")
-            rows = given.astype(np.int64)  # a copy, frozen like the rest
+            rows = given.astype(np.int64)  # a copy, frozen like the other arrays
             rows.flags.writeable = False
             object.__setattr__(self, role, rows)
             if repeated := len(rows) - len(np.unique(rows)):
@@ -96,7 +96,7 @@ class Protocol:
         return np.isin(self.database, self.train)
 
     def fingerprint(self) -> str:
-        """sha256 of the rows by role, in order: the same for the same split, whatever it is called."""
+        """sha256 of the rows by role, in order: the same for the same split, whatever its name."""
         digest = hashlib.sha256()
         for role in ROLES:
             rows = getattr(self, role)
@@ -123,7 +123,7 @@ class Protocol:
             protocol = cls(**facts)
         except FileNotFoundError as error:
             raise DataError(f"split file {path} not found; check the path") from error
-        except (ValueError, KeyError, TypeError) as error:  # also a DataError, with its own sentence
+        except (ValueError, KeyError, TypeError) as error:  # includes DataError, with its own message
             raise DataError(f"{path} is not a split file ({error}); make it again") from error
         if protocol.fingerprint() != expected:
             raise DataError(
@@ -141,8 +141,8 @@ def _cifar10(labels: Labels, seed: int, name: str, n_query: int, n_train: int) -
     classes = np.stack([rng.permutation(np.flatnonzero(labels.values == c)) for c in range(10)])  # (10, 6000)
     query, database = classes[:, :n_query].ravel(), classes[:, n_query:].ravel()
     train = classes[:, n_query : n_query + n_train].ravel()
-    # Equal distances are ranked in database order, which is grouped by class here and in the authors' files: the first
-    # classes would win every tie. Shuffled, it favours none.
+    # Equal distances are ranked in database order, and rows are grouped by class here and in the authors' files:
+    # without shuffling, the first classes would win every tie.
     train, query, database = (rng.permutation(rows) for rows in (train, query, database))
     return Protocol(name, train, query, database, seed=seed, description=_sizes(query, database, train))
 
@@ -159,7 +159,7 @@ def _wrong_source(name: str, wanted: str, labels: Labels) -> DataError:
 
 
 def unseen_classes(labels: Labels, seed: int = 0) -> Protocol:
-    """Train on some classes and search the others: of CIFAR-10's ten, train on seven and search three.
+    """Train on some classes and search the others: of CIFAR-10's ten classes, train on seven and search three.
 
     A random three tenths of the classes, at least two, are unseen: 100 images of each (a tenth, if it has fewer than
     1,000) are queries and the rest are searched. Up to 500 random images of each other class are trained on. Methods
@@ -169,7 +169,7 @@ def unseen_classes(labels: Labels, seed: int = 0) -> Protocol:
         raise DataError("the protocol unseen is for images with one label each; these have sets of labels: use split")
     rng = np.random.default_rng(seed)
     counts = labels.counts()
-    usable = np.flatnonzero(counts >= 3)  # a query, and two to search among
+    usable = np.flatnonzero(counts >= 3)  # one query, and two images to search
     if len(usable) < 4:
         raise DataError(
             f"the protocol unseen trains on two classes and retrieves two others, but only {len(usable)} of the classes"
@@ -194,7 +194,7 @@ def unseen_classes(labels: Labels, seed: int = 0) -> Protocol:
 def with_training_size(base: Protocol, labels: Labels, n: int) -> Protocol:
     """`base` with n training images from its database, the same number per class.
 
-    Smaller sets are part of larger ones, and the size of `base`'s own set gives that very set.
+    Smaller sets are part of larger ones, and the size of `base`'s own set gives that set itself.
     """
     name = f"{base.name}-train-{n}"
     if labels.multi:
@@ -221,11 +221,11 @@ def with_training_size(base: Protocol, labels: Labels, n: int) -> Protocol:
 
 
 def folder_split(labels: Labels, seed: int = 0) -> Protocol:
-    """A tenth of each class as queries, the rest trained on and searched.
+    """A tenth of each class as queries; the rest is trained on and searched.
 
     A class of three or more images gives at least one query and keeps at least two; smaller classes give none. An image
-    with several labels counts for each, rare labels choosing first; one without labels is never a query, because
-    nothing would be relevant to it.
+    with several labels counts for each, and rare labels choose first; images without labels are never queries, because
+    nothing would be relevant to them.
     """
     rng = np.random.default_rng(seed)
     counts = np.asarray(labels.counts())
@@ -244,7 +244,7 @@ def folder_split(labels: Labels, seed: int = 0) -> Protocol:
             if np.all(taken[mine] < quota[mine]):
                 is_query[row] = True
                 taken[mine] += 1
-    rest = rng.permutation(np.flatnonzero(~is_query))  # shuffled for the same reason as CIFAR-10
+    rest = rng.permutation(np.flatnonzero(~is_query))  # shuffled for the same reason as in CIFAR-10
     query = rng.permutation(np.flatnonzero(is_query))
     if not len(query):
         raise DataError("no image can be a query: each has a label of fewer than three images; remove rare labels")
@@ -253,9 +253,9 @@ def folder_split(labels: Labels, seed: int = 0) -> Protocol:
 
 
 def few_labels(labels: Labels, seed: int, n: int) -> Protocol:
-    """The protocol split with only n training images per class, or all where a class has fewer; all are searched.
+    """The protocol split with only n training images per class, or all if a class has fewer; all are searched.
 
-    An image with several labels counts for each, rare labels choosing first, so that frequent ones may get more than n.
+    An image with several labels counts for each, and rare labels choose first, so frequent ones may get more than n.
     Smaller sets are part of larger ones.
     """
     base = folder_split(labels, seed)
@@ -272,7 +272,7 @@ def few_labels(labels: Labels, seed: int, n: int) -> Protocol:
 
 
 def _nuswide(labels: Labels, seed: int, name: str, topk: int, n_train: int | None = None) -> Protocol:
-    """100 queries per concept, the rest searched and all or `n_train` per concept trained on; only labelled images."""
+    """100 queries per concept, the rest searched, all or `n_train` per concept trained on; labelled images only."""
     if not labels.multi or labels.names != NUSWIDE_CONCEPTS:
         raise _wrong_source(name, "NUS-WIDE with its 21 most frequent concepts", labels)
     rng = np.random.default_rng(seed)

@@ -1,10 +1,10 @@
-"""Every image reaches a network as its centre square, scaled to the network's size with Pillow's bicubic filter.
+"""Resizing: an image in, its centre square, scaled to the network's size with Pillow's bicubic filter, out.
 
-Nothing else happens between decoding (`images.py`) and the numbers that a network gets
-(`features/networks/normalise.py`); an image that already has the right size is not changed.
+Nothing else happens between decoding (`images.py`) and a network's preprocessing (`features/networks/normalise.py`); an
+image that already has the right size is not changed.
 
-Compiled kernels scale several times as fast as Pillow. They read its pixels where they are and take its own weights, in
-its own fixed point, so that every byte is the same; what they cannot do, Pillow does.
+Compiled kernels scale several times as fast as Pillow. They read Pillow's pixels in place and use its weights and fixed
+point, so that every byte is the same; Pillow does what they cannot.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hashlens.kernels.compiled import Compiled
 
 ONE = 1 << 22  # a weight of 1 in Pillow's fixed point
 TAPS = 4  # pixels that kernels read at once
-SLOWER = "plain"  # than Pillow, on processors that multiply few numbers at once
-STRIP = 2**22  # pixels of an image whose memory Pillow does not divide
+SLOWER = "plain"  # kernels that are slower than Pillow, for processors with narrow vectors
+STRIP = 2**22  # pixels of an image that Pillow keeps in one piece of memory
 
 
 def crop(image: Image.Image, size: int) -> np.ndarray:
@@ -42,12 +42,12 @@ def crop(image: Image.Image, size: int) -> np.ndarray:
 
 
 def _down_first(image: Image.Image, size: int) -> bool:
-    """Whether Pillow (since 13) scales down before across, which gives other bytes."""
+    """Whether Pillow (since 13) scales vertically first, which gives other bytes."""
     return image.height > size and image.height - size > 2 * (image.width - size)
 
 
 def _scaled(kernel: Compiled, image: Image.Image, across: Windows, down: Windows) -> np.ndarray | None:
-    """Scaled across, strip by strip, and then down. None if Pillow's pixels cannot be read."""
+    """The image scaled horizontally, strip by strip, and then vertically; None if Pillow's pixels cannot be read."""
     size, begin, end = len(across.first), int(down.first[0]), int(down.first[-1]) + down.weights.shape[1]
     rows = np.zeros((end - begin, -(-size // TAPS) * TAPS, 4), np.uint8)
     step = max(1, STRIP // image.width)
@@ -63,19 +63,19 @@ def _scaled(kernel: Compiled, image: Image.Image, across: Windows, down: Windows
 
 
 class Windows(NamedTuple):
-    """What the pixels of a scaled row are made from."""
+    """The input pixels, and their weights, of each pixel of a scaled row."""
 
-    first: np.ndarray  # (size,) int32, ascending: where the pixels that one is made from begin
+    first: np.ndarray  # (size,) int32, ascending: first input pixel of each
     weights: np.ndarray  # (size, a multiple of TAPS) int32
 
 
 @lru_cache(maxsize=64)
 def windows(n: int, start: int, side: int, size: int) -> Windows | None:
-    """How Pillow makes `size` pixels from `side` of n in a row; None if windows are longer than the row.
+    """How Pillow makes `size` pixels from `side` of n in a row; None if windows exceed the row.
 
-    The weights are what Pillow makes of rows that have a 1 so seldom that no window sees two.
+    The weights are found by scaling rows with a 1 at such distances that no window contains two.
     """
-    support = 2 * max(1.0, side / size)  # of the bicubic filter, to either side
+    support = 2 * max(1.0, side / size)  # of the bicubic filter, on either side
     period = TAPS * math.ceil((2 * support + 2) / TAPS)
     places, own = np.arange(n), np.arange(size)
     rows = np.zeros((period, n), np.int32)
@@ -104,7 +104,7 @@ def bicubic(size: int, target: int) -> np.ndarray:
 
 
 class _Array(Structure):
-    """An array as Arrow shares it (https://arrow.apache.org/docs/format/CDataInterface.html), as far as it is read."""
+    """The fields read here of an array shared by Arrow (https://arrow.apache.org/docs/format/CDataInterface.html)."""
 
 
 _Array._fields_ = [
@@ -112,12 +112,12 @@ _Array._fields_ = [
     ("buffers", POINTER(c_void_p)),
     ("children", POINTER(POINTER(_Array))),
 ]
-# types of our own: those of the functions in pythonapi itself belong to all packages
+# our own prototypes, because functions in pythonapi are shared by all packages
 _pointer = PYFUNCTYPE(POINTER(_Array), py_object, c_char_p)(("PyCapsule_GetPointer", pythonapi))
 
 
 def _shared(image: Image.Image) -> tuple[Any, int] | None:
-    """What keeps the pixels of an RGB image, four bytes each, where they are, and their address.
+    """An object that keeps the pixels of an RGB image, four bytes each, alive, and their address.
 
     None for Pillow before 11.2, or if environment variables of its own make it divide or align its memory differently.
     """

@@ -1,4 +1,4 @@
-"""Opens sources: everything a command accepts as images becomes a Source with images, labels and a split if it has one.
+"""Sources: anything that a command accepts as images in, a `Source` with images, labels and perhaps a split out.
 
 SOURCES lists the kinds in the order in which they are tried; the module of the same name in data/kinds says what it
 matches and opens it. Opening decodes nothing; training adds `readable`.
@@ -29,7 +29,7 @@ from hashlens.files import cache_dir, expanded, is_utf8, shown, write_text
 from hashlens.progress import counted
 from hashlens.schema import parse_json
 
-if TYPE_CHECKING:  # not imported at run time, so that `hashlens --help` is quick
+if TYPE_CHECKING:  # not imported at run time, to keep `hashlens --help` fast
     import pyarrow as pa
 
     from hashlens.data.images import Images
@@ -51,9 +51,9 @@ SOURCES = {
 }
 
 AT_ADDRESSES = "folders, tar files, tables, lists and patterns also at s3://, gs://, hdfs://, https:// or sftp://"
-# kinds that an address can be of; which one is decided by its name, because asking a web server would read all of it
+# kinds for addresses, chosen by name, because asking a web server would read the whole file
 ADDRESSED = ("tar", "table", "list", "pattern", "folder")
-# all kinds as help lists them, images of one's own first
+# all kinds in the order of the help, your own images first
 KINDS = ", ".join(SOURCES[kind] for kind in sorted(SOURCES, key=lambda kind: kind not in ADDRESSED))
 NO_LABEL = "no label"  # why an image is skipped
 Progress = Callable[[str], object]  # called with one line of text, like print
@@ -71,7 +71,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Asked:
-    """What `Kind.open` is given."""
+    """The arguments of `Kind.open`."""
 
     text: str
     place: Place
@@ -83,7 +83,7 @@ class Asked:
 
     @property
     def path(self) -> Path:
-        """For kinds that are files of this machine."""
+        """The place, for kinds that are local files."""
         assert isinstance(self.place, Path)
         return self.place
 
@@ -92,11 +92,11 @@ class Asked:
 class Kind:
     """What each module of data/kinds exports as KIND."""
 
-    matches: Callable[[str, Any], bool]  # the text, and the Path or Address that it names
+    matches: Callable[[str, Any], bool]  # takes the text and the Path or Address it names
     open: Callable[[Asked], Source]
     labelling: str = ""  # how to give labels to images of this kind
     protocol: str = "split"  # its usual split
-    named: bool = False  # opened by its name; a folder of that name is written ./cifar10
+    named: bool = False  # opened by its name; a folder with that name is written ./cifar10
     takes: tuple[str, ...] = ()  # which of columns, from_file and quirk it understands
 
 
@@ -125,10 +125,10 @@ class Source:
             found = f"{counted(len(images), 'image')} and {counted(len(labels), 'label')}"
             raise DataError(f"{name} has {found}; give one row per image")
         self.name, self.images, self.skipped, self.notes = name, images, list(skipped), list(notes)
-        self.classes = classes if labels is None else labels.names  # None: the labels that occur
+        self.classes = classes if labels is None else labels.names  # None: those that occur
         self.multi = multi if labels is None else labels.multi  # whether an image may have several labels
         self.kind, self.address, self.labelled = "", name, False
-        # what is not given is derived on first use
+        # missing arguments are derived on first use
         self.__dict__ |= {k: v for k, v in {"table": table, "labels": labels, "split": split}.items() if v is not None}
 
     def __len__(self) -> int:
@@ -140,7 +140,7 @@ class Source:
         return make_table(paths, None if self.labels is None else self.labels.sets())
 
     @cached_property
-    def labels(self) -> Labels:  # or None; typed for the usual case that labels are required
+    def labels(self) -> Labels:  # or None; typed for the usual case of required labels
         from hashlens.data.labels import Labels
 
         sets = self._column("labels")
@@ -189,7 +189,7 @@ class Source:
         return lines
 
     def reader(self, table: pa.Table) -> Images:
-        """The images of a table: some rows of ours, or an older list of the same files."""
+        """The images of a table: some rows of this source, or an older list of the same files."""
         from hashlens.data.images import FileImages
 
         if isinstance(self.images, FileImages):
@@ -208,7 +208,7 @@ class Source:
         return [(below(root, name).as_posix() if root else name, why) for name, why in self.skipped]
 
     def without(self, reasons: dict[int, str]) -> Source:
-        """All rows but these, which are added to `skipped`."""
+        """The source without these rows, which are added to `skipped`."""
         import numpy as np
 
         keep = np.setdiff1d(np.arange(len(self)), list(reasons))
@@ -245,7 +245,7 @@ def open_source(
         asked = Asked("the list", Path(), labelled, Columns(), None, None, say)
         return _finish(open_paths([os.fspath(path) for path in source], asked), "list", labelled)
     text = os.fspath(source)
-    if not text.strip():  # an unset variable of a script; as a path it would mean the current folder
+    if not text.strip():  # an unset variable in a script; as a path it would mean the current folder
         raise UsageError("the source is empty; name one, or give . for the current folder")
     typed = text if isinstance(source, str) else f"./{text}"  # a Path is a file or folder even if it is called cifar10
     where = place(source)
@@ -254,7 +254,7 @@ def open_source(
     try:
         kinds = SOURCES if isinstance(where, Path) else ADDRESSED
         name = next((name for name in kinds if kind_named(name).matches(typed, where)), None)
-    except PermissionError as error:  # of a file that a kind looks for in there
+    except PermissionError as error:  # from a file that a kind looks for inside
         raise DataError(f"{text} cannot be read (permission denied); check the permissions of the folder") from error
     if name is None or not (
         isinstance(where, Address) or kind_named(name).named or where.exists() or re.search(r"[*?[{]|^-$", text)
@@ -274,7 +274,7 @@ def open_source(
 
 
 def _like(path: Path) -> str:
-    """A source with a similar name, as a question."""
+    """A question that suggests a source with a similar name."""
     try:
         names = [entry.name for entry in islice(path.parent.iterdir(), 10_000)]
     except OSError:
@@ -288,7 +288,7 @@ def kind_named(name: str) -> Kind:
 
 
 def absolute(source: str | os.PathLike[str]) -> str:
-    """The name of the same source from any folder."""
+    """A name of the same source that is valid from any folder."""
     if source == "-" or (isinstance(source, str) and source in SOURCES and kind_named(source).named):
         return str(source)
     where = place(source)
@@ -296,7 +296,7 @@ def absolute(source: str | os.PathLike[str]) -> str:
 
 
 def _finish(source: Source, kind: str, labelled: bool) -> Source:
-    """Where labels are needed: refuse what cannot be learned from, and leave out images that lack their one label."""
+    """If labels are needed, refuse labels that teach nothing, and leave out images that lack their single label."""
     source.kind, source.labelled = kind, labelled
     if not labelled:
         return source
@@ -317,7 +317,7 @@ def _finish(source: Source, kind: str, labelled: bool) -> Source:
 
 
 def _require_most(skipped: Sequence[tuple[str, str]], n: int, where: str, advice: str) -> None:
-    """Refuse a source if more than half of its images cannot be used: it is surely not what was meant."""
+    """Refuse a source if more than half of its images cannot be used: it is surely not the intended one."""
     if 2 * len(skipped) > n:
         reasons = Counter(reason.split(";")[0] for _, reason in skipped).most_common(3)
         raise DataError(
@@ -355,7 +355,7 @@ def source_of_files(
     classes: tuple[str, ...] | None = None,
     **facts: Any,
 ) -> Source:
-    """A source of files below `root`, or at addresses; names that are not UTF-8 are skipped: no table can hold them."""
+    """A source of files below `root`, or at addresses; names that are not UTF-8 do not fit a table and are skipped."""
     from hashlens.data.images import FileImages
 
     root = root.absolute()
@@ -376,7 +376,7 @@ def source_of_files(
 def make_protocol(source: Source, name: str | None = None, seed: int = 0) -> Protocol:
     """Split a source by the protocol of that name.
 
-    The default is the split that came with the images, else the usual one of that kind of source: setting 1 of the
+    The default is the split that came with the images, else the usual one for that kind of source: setting 1 of the
     paper for CIFAR-10 and NUS-WIDE, "mirflickr" for MIRFLICKR-25K, "split" for anything else.
     """
     from hashlens.data.protocols import PROTOCOLS, unlabelled
@@ -422,7 +422,7 @@ def readable(source: Source, progress: Progress | None = None, again: bool = Fal
     memory = cache_dir() / "readable" / f"{hashlib.sha256(os.fsencode(rules)).hexdigest()[:32]}.json"
     known: dict[str, str] = {}
     if marks and not again:
-        with suppress(OSError, ValueError, TypeError):  # none yet, or damaged: then all are checked
+        with suppress(OSError, ValueError, TypeError):  # missing or damaged: then check all files
             known = dict(parse_json(memory.read_bytes()))
     unsure = [row for row in range(len(images)) if not marks or known.get(images.names[row]) != marks[row]]
     if not unsure:

@@ -1,7 +1,7 @@
-"""Thumbnails of the images of an index.
+"""Thumbnails: an index and a path in, a small image out.
 
-Only files below a root are opened: the folder that the user names, or else the folders that the index was made from,
-which are the common folders of the paths of each part. A link that leads out of them is not followed.
+Only files below a root are opened: the folder that the user names, or else the folders that the index was made from
+(for each part, the common folder of its paths). Links that lead outside are not followed.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def file_of(roots: list[str], path: str, moved_to: Path | None = None) -> Path |
 
 @lru_cache(4)
 def _members(archive: Path) -> dict[str, tuple[int, int]]:
-    """Where in a tar file each image begins, and its bytes."""
+    """The offset and the number of bytes of each image in a tar file."""
     places = {}
-    # what comes before damage is still readable
+    # members before the damage are still readable
     with suppress(tarfile.TarError, OSError, EOFError), tarfile.open(archive, "r:") as opened:
         for member in members(opened):
             places[member.name] = member.offset_data, member.size

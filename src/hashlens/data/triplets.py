@@ -1,6 +1,6 @@
-"""Explicit triplets (query, positive, negative) from a file or an array, checked.
+"""Triplets (query, positive, negative): a file or an array in, checked row numbers out.
 
-The paper states its problem this way: no class labels, only that a query is more like one image than another.
+This is how the paper states its problem: no class labels, only that a query is more like one image than another.
 """
 
 import csv
@@ -69,7 +69,7 @@ def _row(word: str, row_of: dict[str, int], n: int, where: str) -> int:
 def clean_triplets(triplets: Any, n: int) -> tuple[np.ndarray, list[str]]:
     """The usable triplets, (m, 3) int64 in their order, and notes on those left out.
 
-    These are repetitions, contradictions such as (q, a, b) and (q, b, a), and triplets that name an image twice.
+    Left out are repetitions, contradictions such as (q, a, b) and (q, b, a), and triplets that name an image twice.
     """
     given = np.asarray(triplets)
     if given.ndim != 2 or given.shape[1] != 3 or given.dtype.kind not in "iu":
@@ -110,10 +110,10 @@ def clean_triplets(triplets: Any, n: int) -> tuple[np.ndarray, list[str]]:
 def split_triplets(
     given: np.ndarray, train: np.ndarray, seed: int, say: Callable[[str], object]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Triplets to train on, as places in `train`, and some held out to evaluate, as rows of the source.
+    """Triplets for training, as positions in `train`, and some held out for evaluation, as rows of the source.
 
-    A tenth is held out, at most a thousand. Triplets that name images outside `train` are left out: a query of the
-    split must not be trained on.
+    A tenth is held out, at most a thousand. Triplets that name images outside `train` are left out, because queries of
+    the split must not be trained on.
     """
     place = np.full(max(given.max(initial=-1), train.max(initial=-1)) + 1, -1)
     place[train] = np.arange(len(train))

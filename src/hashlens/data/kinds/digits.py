@@ -1,4 +1,4 @@
-"""1,797 handwritten digits of 8 x 8 grey pixels, part of scikit-learn."""
+"""Digits: 1,797 handwritten digits of 8 x 8 grey pixels, from scikit-learn."""
 
 import numpy as np
 

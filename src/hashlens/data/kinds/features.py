@@ -33,7 +33,7 @@ class FeatureRows(np.ndarray):
     def thumbnail(self, row: int, size: int = 96) -> Image.Image:
         try:
             return self.files.thumbnail(row, size)
-        except UnreadableImage:  # the images need not be there
+        except UnreadableImage:  # the images may be missing
             return Image.new("RGB", (size, size), "white")
 
 

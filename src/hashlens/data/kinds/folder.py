@@ -1,6 +1,6 @@
 """A folder: all images below it at any depth, sorted by path; the class of an image is its first folder.
 
-Hidden files and folders of the system are ignored (formats.py). Other kinds find their files with these functions.
+Hidden files and system folders are ignored (formats.py). Other kinds find their files with these functions.
 """
 
 import os
@@ -24,11 +24,11 @@ class Found:
 
     images: list[str] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)  # number of other files, by extension
-    live: int = 0  # videos of live photos
+    live: int = 0  # number of videos of live photos
     closed: list[tuple[str, str]] = field(default_factory=list)  # folders that cannot be read, and why
 
     def notes(self) -> list[str]:
-        """What a person would miss, with its number."""
+        """Notes on files that are not used, with their numbers."""
         heic, raw = (sum(self.others[one] for one in kind) for kind in (HEIC, RAW))
         lines = [
             (heic, f"HEIC photos left out: {heic:,}; to read them, run: {to_install('heif')}"),
@@ -63,18 +63,18 @@ def class_of(name: str) -> list[str]:
 
 
 def locate(root: Place, listed: Iterable[str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """Where listed files are: {listed: path below root} and [(listed, why it is missing)].
+    """Find listed files: {listed: path below root} and [(listed, why it is missing)].
 
-    A file that differs only in letter case is used if it is the only one: many tables come from systems that ignore
-    letter case.
+    A file that differs only in letter case is used if it is the only one, because many tables come from systems that
+    ignore letter case.
     """
-    if isinstance(root, Address):  # one that is missing is found when it is read: asking takes as long
+    if isinstance(root, Address):  # missing ones are noticed on reading, because asking takes as long
         return {path: path for path in listed}, []
     found: dict[str, str] = {}
     missing: list[tuple[str, str]] = []
     names_in = cache(_names_in)
     for path in dict.fromkeys(listed):
-        # os.path.isfile: False, not an error, for names that are too long and folders without permission
+        # os.path.isfile returns False, not an error, for too long names and folders without permission
         alike = [path] if is_address(path) or os.path.isfile(root / path) else _spellings(root, path, names_in)  # noqa: PTH113
         if len(alike) == 1:
             found[path] = alike[0]
@@ -101,7 +101,7 @@ def _names_in(folder: Path) -> dict[str, list[str]]:
 
 
 def respelled(found: dict[str, str], where: str) -> list[str]:
-    """A note on files that `locate` found under another spelling."""
+    """A note about files that `locate` found under another spelling."""
     others = [(listed, path) for listed, path in found.items() if listed != path]
     return [
         f"letter case in {where} differs from the disk for {len(others):,} images, which are still used (first:"
@@ -111,7 +111,7 @@ def respelled(found: dict[str, str], where: str) -> list[str]:
 
 
 def find_images(root: str | os.PathLike[str] | Address) -> Found:
-    """The image files below `root`, as sorted relative paths, and what else is there; an error if it has none."""
+    """The image files below `root`, as sorted relative paths, and counts of other files; an error if there are none."""
     root = place(root)
     found = _walk(root) if isinstance(root, Path) else _sorted_out(root.names())
     if not found.images:
@@ -127,7 +127,7 @@ def find_images(root: str | os.PathLike[str] | Address) -> Found:
 
 
 def _walk(root: Path) -> Found:
-    """All files below `root`. Links are followed last, to folders that were not seen: no circles, no image twice."""
+    """All files below `root`. Links are followed last and only to new folders: no cycles, no image twice."""
     found, seen = Found(), set()
     real, linked = [""], list[str]()
     while real or linked:
@@ -166,26 +166,26 @@ def _walk(root: Path) -> Found:
 def videos_of(image: str, leaving: Collection[str] = ()) -> list[Path]:
     """The video beside the image of a live photo, if there is one and no other image has the same name.
 
-    Other images that are `leaving` do not count.
+    Images that are `leaving` do not count as others.
     """
     others = [path for path in _beside(Path(image), EXTENSIONS) if str(path) != image and str(path) not in leaving]
     return [] if others else _beside(Path(image), VIDEOS)
 
 
 def _beside(path: Path, extensions: Iterable[str]) -> list[Path]:
-    """Files that differ from `path` in their extension alone."""
+    """Files that differ from `path` only in their extension."""
     found: dict[tuple[int, int], Path] = {}
     for extension in extensions:
         for spelling in (extension, extension.upper()):
             with suppress(OSError, ValueError):
                 status = os.stat(beside := path.with_suffix(spelling))  # noqa: PTH116
                 if stat.S_ISREG(status.st_mode):
-                    found.setdefault((status.st_dev, status.st_ino), beside)  # one of two spellings of a name
+                    found.setdefault((status.st_dev, status.st_ino), beside)  # keep one of two spellings of a name
     return list(found.values())
 
 
 def _sorted_out(names: Iterable[str]) -> Found:
-    """Objects of a store, by name."""
+    """Sort the objects of a store by kind, judging by name."""
     found = Found()
     for name in names:
         extension = PurePosixPath(name).suffix.lower()
@@ -198,7 +198,7 @@ def _sorted_out(names: Iterable[str]) -> Found:
 
 
 def _what(entry: os.DirEntry[str]) -> str:
-    """A folder, a file, nothing (a broken link, which is reported as unreadable later), or other, such as a pipe."""
+    """The type of an entry: folder, file, nothing (a broken link, reported later as unreadable) or other (a pipe)."""
     try:
         if entry.is_dir():
             return "folder"

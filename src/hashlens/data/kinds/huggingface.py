@@ -88,7 +88,7 @@ def _open(asked: Asked) -> Source:
 
 
 def _load(root: Path) -> dict[str, Any]:
-    """{part: dataset}; a dataset without parts is called ""."""
+    """{part: dataset}; the name is "" for a dataset without parts."""
     require("datasets", why=f"the Hugging Face dataset {root}")
     try:
         found = importlib.import_module("datasets").load_from_disk(str(root))
@@ -96,7 +96,7 @@ def _load(root: Path) -> dict[str, Any]:
         text = " ".join(str(error).split())[:200]
         raise DataError(f"{root} cannot be read as a Hugging Face dataset ({text}); save it again") from error
     parts = dict(found) if hasattr(found, "keys") else {"": found}
-    parts = {name: part.with_format(None) for name, part in parts.items()}  # may be saved for torch
+    parts = {name: part.with_format(None) for name, part in parts.items()}  # it may have been saved with torch's format
     if not sum(len(part) for part in parts.values()):
         raise DataError(f"the dataset {root} has no rows; check the path")
     return parts
@@ -125,14 +125,14 @@ def _label_column(dataset: Any, columns: Columns, root: Path) -> str | None:
 
 
 def _inner(feature: Any) -> Any:
-    """The type of the items of a list type, in all versions of `datasets`."""
+    """The item type of a list type, in any version of `datasets`."""
     if isinstance(feature, list):
         return feature[0]
     return getattr(feature, "feature", feature)
 
 
 def _label_sets(dataset: Any, column: str, separator: str | None) -> list[tuple[str, ...]]:
-    if column not in dataset.features:  # as in test parts of competitions
+    if column not in dataset.features:  # as in the test parts of competitions
         return [()] * len(dataset)
     cells = list(dataset[column])
     names = getattr(_inner(dataset.features[column]), "names", None)
@@ -150,7 +150,7 @@ def _label_sets(dataset: Any, column: str, separator: str | None) -> list[tuple[
 
 
 def _is_matrix(cells: list[Any]) -> bool:
-    """Whether these are rows of 0 and 1, one per label, and not lists of labels, which are sorted and unique."""
+    """Whether these are rows of 0 and 1, one per label, rather than lists of labels, which are sorted and unique."""
     if not all(isinstance(cell, list) and len(cell) == len(cells[0]) and {*cell} <= {0, 1} for cell in cells):
         return False
     return any(cell != sorted(set(cell)) for cell in cells)

@@ -1,6 +1,6 @@
-"""Paths, one per line: a file (.txt) or standard input (-); sorted, each once.
+"""A list of paths, one per line: a file (.txt) or standard input (-); sorted, without repeats.
 
-They are relative to the current folder, or to the folder of a list that is at an address; or addresses themselves.
+Paths are relative to the current folder or, if the list is at an address, to its folder; or are addresses themselves.
 """
 
 import codecs
@@ -26,20 +26,20 @@ def _open(asked: Asked) -> Source:
 
 
 def lines_of(content: bytes) -> list[str]:
-    """File names are bytes on most systems: those that are not UTF-8 are kept, to be reported as skipped."""
+    """The lines of a file; names that are not UTF-8 are kept, to be reported as skipped."""
     text = content.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
     return [line.removesuffix("\r") for line in text.split("\n")]
 
 
 def open_paths(lines: Iterable[str], asked: Asked, name: str = "a list") -> Source:
-    """Missing files are found now: a list is often older than the disk, or was written elsewhere."""
+    """Open a list of paths; missing files are reported now, because lists are often outdated or from elsewhere."""
     paths = sorted({line.replace(os.sep, "/") for line in lines if line.strip()})
     where = asked.text if asked.text != "-" else name
     if not paths:
         raise DataError(f"{where} contains no paths; give one per line")
-    if isinstance(asked.place, Address):  # one that is missing is found when it is read: asking takes as long
+    if isinstance(asked.place, Address):  # missing ones are noticed on reading, because asking takes as long
         return source_of_files(name, asked.place.parent, paths)
-    # os.path: False, not an error, for names that are too long or contain a zero byte
+    # os.path returns False, not an error, for names that are too long or contain a zero byte
     absent = [path for path in paths if not (is_address(path) or os.path.isfile(path))]  # noqa: PTH113
     missing = {path: "not a file" if os.path.exists(path) else "no such file" for path in absent}  # noqa: PTH110
     if len(missing) == len(paths):

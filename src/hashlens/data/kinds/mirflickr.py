@@ -4,7 +4,7 @@
     annotations/<label>.txt         the numbers of the images with that label, one per line; the folder may also
                                     have its official name, mirflickr25k_annotations_v080
 
-Of the 38 label files the 24 without _r1 are used, as in papers. Images without any label (419) are left out.
+Of the 38 label files, the 24 without _r1 are used, as in papers. Images without any label (419) are left out.
 """
 
 import re

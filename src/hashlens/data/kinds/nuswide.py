@@ -32,7 +32,7 @@ class Listing(NamedTuple):
 
     labels: Labels
     images: list[str]  # paths or Flickr ids, one per row of the labels
-    found: dict[str, str]  # {image: path below `folder`} of those on disk
+    found: dict[str, str]  # {image: path below `folder`} of images on disk
     missing: list[tuple[str, str]]
     folder: Path
     notes: list[str]
@@ -62,7 +62,7 @@ def _open(asked: Asked) -> Source:
 
 
 def list_images(root: Path) -> Listing:
-    """Compare labels, list and disk, without opening an image."""
+    """Compare the labels, the image list and the disk, without opening an image."""
     labels, images = read_ground_truth(root)
     rows = np.flatnonzero(labels.values.any(axis=1))
     if not len(rows):
@@ -119,7 +119,7 @@ def _locate_ids(folder: Path, ids: list[str]) -> tuple[dict[str, str], list[tupl
     """Files by the Flickr id at the end of their names: 0001_2124494179.jpg, or 2124494179.jpg."""
     try:
         paths = find_images(folder).images
-    except DataError:  # none at all
+    except DataError:  # no image at all
         paths = []
     by_id = {match[1]: path for path in paths if (match := re.search(r"(\d+)\.\w+$", path))}
     found = {name: by_id[name] for name in ids if name in by_id}

@@ -1,4 +1,4 @@
-"""A pattern such as "photos/**/*.jpg", sorted, labelled by the folders below where it starts; or one image."""
+"""A pattern such as "photos/**/*.jpg", sorted, labelled by the folders below its fixed part; or a single image."""
 
 import glob
 import os

@@ -37,7 +37,7 @@ NAMES = {
     "labels": ("labels", "label", "class", "tags"),
     "split": ("split", "subset"),
 }
-BITS = {"0": False, "1": True, "0.0": False, "1.0": True}  # some programs write whole numbers like that
+BITS = {"0": False, "1": True, "0.0": False, "1.0": True}  # some programs write integers like that
 
 
 class Row(NamedTuple):
@@ -51,7 +51,7 @@ def _open(asked: Asked) -> Source:
     path = asked.place
     rows, notes = _read_rows(path, asked.columns, asked.labelled)
     found, missing = locate(path.parent, [row.path for row in rows])
-    rows_of: dict[str, list[Row]] = defaultdict(list)  # of each image
+    rows_of: dict[str, list[Row]] = defaultdict(list)  # rows per image
     for row in rows:
         rows_of[found.get(row.path, row.path)].append(row)
     labels_of = {name: tuple(dict.fromkeys(x for row in same for x in row.labels)) for name, same in rows_of.items()}
@@ -75,7 +75,7 @@ def _open(asked: Asked) -> Source:
 
 
 def _repeated_notes(rows_of: dict[str, list[Row]], labels_of: dict[str, tuple[str, ...]], path: Place) -> list[str]:
-    """A note on images with several rows, which must be in the same part of the split."""
+    """A note about images with several rows, which must be in the same part of the split."""
     repeated = [name for name, rows in rows_of.items() if len(rows) > 1]
     for name in repeated:
         first, *others = rows_of[name]
@@ -93,7 +93,7 @@ def _repeated_notes(rows_of: dict[str, list[Row]], labels_of: dict[str, tuple[st
 
 
 def _read_rows(path: Place, columns: Columns, labelled: bool) -> tuple[list[Row], list[str]]:
-    """The rows that have a path, and notes on what is odd."""
+    """The rows that have a path, and notes about oddities."""
     header, lines = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path)
     twice = [name for name, count in Counter(name.lower() for name in header).items() if count > 1]
     if twice:
@@ -161,7 +161,7 @@ def _read_parquet(path: Place) -> tuple[list[str], list[tuple[int, list[Any]]]]:
 
 
 def _read_text(path: Place) -> tuple[list[str], list[tuple[int, list[Any]]]]:
-    """The names in the first line, and (line number, cells) of every line that is not empty."""
+    """The names in the first line, and (line number, cells) of every non-empty line."""
     try:
         contents = path.read_bytes()
         wide = contents.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # "Unicode text" of spreadsheets
@@ -193,7 +193,7 @@ def _read_text(path: Place) -> tuple[list[str], list[tuple[int, list[Any]]]]:
 
 
 def _find(header: Sequence[str], wanted: str | None, what: str, path: Place) -> int | None:
-    """The column that was asked for, else the first with one of the usual names, else None."""
+    """The requested column, else the first with one of the usual names, else None."""
     lower = [name.lower() for name in header]
     if wanted is None:
         return next((lower.index(name) for name in NAMES[what] if name in lower), None)

@@ -1,8 +1,8 @@
 """Tar files: their images in order, labelled by the first folder inside, like a folder.
 
 One file, a pattern, or a range such as "shards/{00000..00999}.tar". A name inside a tar file is never used as a path.
-Folders that contain everything are skipped, such as photos/ in what `tar cf photos.tar photos` writes. Those at an
-address are read twice, each time from start to end: for the places of their images, and for the images.
+Folders that contain everything are skipped, such as photos/ in what `tar cf photos.tar photos` writes. Tar files at an
+address are read twice from start to end: once for the places of their images, once for the images.
 """
 
 import glob
@@ -56,7 +56,7 @@ def _open(asked: Asked) -> Source:
 
 
 def _common(paths: list[str]) -> str:
-    """The folder that contains all.
+    """The folder that contains all paths.
 
     >>> _common(["s3://shards/a/1.tar", "s3://shards/b/1.tar"])
     's3://shards'
@@ -66,7 +66,7 @@ def _common(paths: list[str]) -> str:
 
 
 def _classes(folders: list[str]) -> list[list[str]]:
-    """The first part of each folder below the one that contains all; if there is only one folder, it is the class.
+    """The first part of each folder below the common one; if there is only one folder, it is the class.
 
     >>> _classes(["photos/cats", "photos/dogs/2024", "photos"]), _classes(["cats", "cats"])
     ([['cats'], ['dogs'], []], [['cats'], ['cats']])
@@ -77,7 +77,7 @@ def _classes(folders: list[str]) -> list[list[str]]:
 
 
 def _expand(pattern: str) -> list[str]:
-    """Ranges of numbers such as {00000..00999}, then patterns.
+    """Expand ranges of numbers such as {00000..00999}, then patterns.
 
     >>> _expand("a{08..10}.tar")
     ['a08.tar', 'a09.tar', 'a10.tar']
@@ -95,16 +95,16 @@ def _expand(pattern: str) -> list[str]:
 
 
 def members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The members in order; an error where the file is damaged, which tarfile would take for its end."""
+    """The members in order; raises where the file is damaged, which tarfile would take for its end."""
     last = -1
     while (member := archive.next()) is not None:
-        if member.size < 0 or member.offset <= last:  # otherwise it would be read forever
+        if member.size < 0 or member.offset <= last:  # otherwise reading would never end
             raise tarfile.ReadError("a header is damaged")
         last = member.offset
         archive.members.clear()  # type: ignore[attr-defined] # otherwise it keeps all of them
         yield member
     archive.fileobj.seek(archive.offset)
-    if any(archive.fileobj.read(tarfile.BLOCKSIZE)):  # a whole file ends with zeros
+    if any(archive.fileobj.read(tarfile.BLOCKSIZE)):  # a complete file ends with zeros
         raise tarfile.ReadError("a header is damaged")
 
 
