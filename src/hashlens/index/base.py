@@ -1,8 +1,8 @@
 """The contract of every index: codes in, their nearest neighbours out, in memory, in a folder or in an engine.
 
-Results are ordered by (distance, id) (order.py), a radius includes its end, an id is added once, and rows with fewer
-than k results are padded with -1. Without ids, codes get those that follow the highest. `Index` checks the arguments
-and pads the results; a subclass knows how to insert, delete and find.
+Results are ordered by (distance, id) (order.py), a radius is inclusive, an id can be added only once, and rows with
+fewer than k results are padded with -1. By default codes get the ids after the highest. `Index` checks the arguments
+and pads the results; a subclass implements insertion, deletion and search.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from hashlens.index.order import Found, ordered
 
 class Index:
     exact = True
-    second_bits: int = 0  # of the second codes; 0: there are none
+    second_bits: int = 0  # length of second codes; 0: none
 
     def __init__(self, n_bits: int):
         self.n_bits = n_bits
@@ -27,7 +27,7 @@ class Index:
         raise NotImplementedError
 
     def add(self, codes: Codes, ids: Any = None) -> np.ndarray:
-        """Add codes under these ids, or under those that follow the highest; returns the ids."""
+        """Add codes under these ids, or by default under the next free ones; returns the ids."""
         self._require(codes)
         if ids is None:
             following = self._highest() + 1
@@ -44,12 +44,12 @@ class Index:
         return self._delete(ids) if len(ids) else 0
 
     def contains(self, ids: Any) -> np.ndarray:
-        """Those of these ids that are in the index, ascending."""
+        """Those of the given ids that are in the index, ascending."""
         ids = _ascending(ids)
         return self._contains(ids) if len(ids) else ids
 
     def search(self, codes: Codes, k: int, *, among: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """The nearest k of each query: distances (q, k) int32 and ids (q, k) int64; only `among` these ids."""
+        """The nearest k of each query: distances (q, k) int32 and ids (q, k) int64; only `among` some ids."""
         self._require(codes)
         require_numbers(k=k)
         distances = np.full((len(codes), k), -1, np.int32)
@@ -60,7 +60,7 @@ class Index:
         return distances, ids
 
     def within(self, codes: Codes, radius: int, *, among: Any = None) -> list[Found]:
-        """For each query the distances and ids of all codes at most `radius` away."""
+        """For each query, the distances and ids of all codes at most `radius` away."""
         self._require(codes)
         require_numbers(radius=radius)
         among = None if among is None else _ascending(among)
@@ -69,17 +69,17 @@ class Index:
         return self._within(codes, min(radius, self.n_bits), among)
 
     def flush(self) -> None:
-        """What was added or removed is stored permanently when this returns."""
+        """Store all additions and removals permanently before returning."""
 
     def close(self) -> None:
         """Release files and connections."""
 
     def _highest(self) -> int:
-        """The highest id, or one less than the first to be given."""
+        """The highest id, or one less than the first one to assign."""
         raise NotImplementedError
 
     def _insert(self, codes: Codes, ids: np.ndarray) -> None:
-        """All of them, or none if an id is taken."""
+        """Insert all codes, or none if an id is taken."""
         raise NotImplementedError
 
     def _delete(self, ids: np.ndarray) -> int:
@@ -89,7 +89,7 @@ class Index:
         raise NotImplementedError
 
     def _nearest(self, codes: Codes, k: int, among: np.ndarray | None, distances: np.ndarray, ids: np.ndarray) -> None:
-        """Write the nearest k of each query to the first places of its row, as many as there are."""
+        """Write the nearest k of each query, or as many as there are, to the start of its row."""
         raise NotImplementedError
 
     def _within(self, codes: Codes, radius: int, among: np.ndarray | None) -> list[Found]:
@@ -104,7 +104,7 @@ class Index:
         require_same_bits(codes, codes)
 
     def require_second(self, codes: Codes) -> Codes:
-        """Codes as the index holds them: with a second code, or without."""
+        """Codes in the form of the index: with or without second codes."""
         if not self.second_bits:
             return codes.first
         if codes.second_bits != self.second_bits:
@@ -123,7 +123,7 @@ def require_numbers(k: int | None = None, radius: int | None = None) -> None:
 
 
 def refuse(taken: np.ndarray) -> None:
-    """Ids that are in the index already cannot be added."""
+    """Refuse ids that are already in the index."""
     if len(taken):
         raise DataError(f"id {taken[0]} is already in the index; remove it first, or use another id")
 

@@ -1,4 +1,4 @@
-"""`Catalog`: an exact index that also knows the path and labels of each code, which a search shows."""
+"""`Catalog`: an exact index that also has the path and labels of each code, to show with results."""
 
 import fnmatch
 import os
@@ -26,7 +26,7 @@ STAMPED = ("path", "size", "mtime", "labels", "hash")
 class Catalog(HammingIndex):
     """Codes made by one model, with their paths and labels; ids count from 0."""
 
-    damage: Damaged | None = None  # found after it was opened: it must not be answered from any more
+    damage: Damaged | None = None  # found after opening: this index must give no more answers
 
     def __init__(self, path: Path, n_bits: int, model: dict[str, str], *, second_bits: int = 0):
         super().__init__(n_bits, second_bits=second_bits)
@@ -52,11 +52,11 @@ class Catalog(HammingIndex):
             raise DataError(f"got {len(codes):,} codes and {items.num_rows:,} items; each code needs one item")
 
     def changed(self) -> bool:
-        """Whether another process has changed the index; this object still answers as before."""
+        """Whether another process has changed the index; this object still has the old state."""
         return False
 
     def lookup(self, ids: Any) -> dict[int, dict[str, Any]]:
-        """Id, path, labels and codes (in hex) of the ids that are in the index."""
+        """Id, path, labels and codes (in hex) of those ids that are in the index."""
         ids = np.unique(np.asarray(ids, np.int64).ravel())
         found = {}
         for part in self._parts_of(ids):
@@ -70,7 +70,7 @@ class Catalog(HammingIndex):
         return found
 
     def labels(self, most: int = 1_000) -> list[str]:
-        """The labels of the index, most frequent first; at most this many."""
+        """The labels in the index, most frequent first; at most `most`."""
         chunks = []
         for part in self.parts:
             column = part.items().column("labels")
@@ -81,7 +81,7 @@ class Catalog(HammingIndex):
         return values.take(np.argsort(-counts, kind="stable")[:most]).to_pylist()
 
     def examples(self, n: int = 6) -> list[int]:
-        """Ids spread over the index, to try a search with."""
+        """Ids spread over the index, as example queries."""
         ids: list[int] = []
         for part in self.parts:
             places = part.still(np.linspace(0, len(part) - 1, min(n, len(part))).astype(np.int64))
@@ -89,7 +89,7 @@ class Catalog(HammingIndex):
         return [ids[place] for place in np.unique(np.linspace(0, len(ids) - 1, n).astype(int))] if ids else []
 
     def page(self, start: int, n: int) -> list[dict[str, Any]]:
-        """What `lookup` says of n images from the start-th on, in the order of ids."""
+        """`lookup` for n images from the start-th on, in the order of ids."""
         ids: list[int] = []
         for part in self.parts:
             here = len(part) - part.n_removed
@@ -103,12 +103,12 @@ class Catalog(HammingIndex):
 
     @cached_property
     def roots(self) -> list[str]:
-        """The folders of the images: for each part, the one that all its paths share."""
+        """The folders of the images: for each part, the common folder of its paths."""
         return sorted({common_folder(part.items().column("path")) for part in self.parts})
 
     def ids_with(self, label: str) -> np.ndarray:
         """The ids of the images that have this label."""
-        import pyarrow.compute as pc  # 0.1 s, which a search without a label does not need
+        import pyarrow.compute as pc  # 0.1 s, not needed by searches without a label
 
         require_text(label, "the label")
 
@@ -127,11 +127,11 @@ class Catalog(HammingIndex):
         )
 
     def only(self, label: str | None) -> dict[str, Any]:
-        """What limits a search to images of a label."""
+        """Arguments that limit a search to images with a label."""
         return {"among": None if label is None else self.ids_with(label)}
 
     def batches_with_items(self, n: int) -> Iterator[tuple[Codes, np.ndarray, Callable[[], pa.Table]]]:
-        """All codes, their ids and a function that gives their items, from at most n places at a time."""
+        """All codes, their ids and a function that returns their items, from at most n places at a time."""
         for part in self.parts:
             for rows in blocks(len(part), n):
                 places = part.still(np.arange(rows.start, rows.stop))
@@ -161,13 +161,13 @@ def matching(pattern: str) -> Callable[[str], bool]:
 
 
 def require_text(text: str, what: str) -> None:
-    """JSON can contain half a surrogate pair, a shell argument any bytes; no index holds such text."""
+    """Refuse text that no index can hold: half a surrogate pair from JSON, or any bytes from a shell argument."""
     if not is_utf8(text):
         raise UsageError(f"{what} is not valid text; use one from the index")
 
 
 def common_folder(paths: pa.ChunkedArray) -> str:
-    """The folder that contains all paths: the common start of the first and the last in order."""
+    """The folder that contains all paths: the common prefix of the first and the last in sorted order."""
     import pyarrow.compute as pc
 
     ends = pc.min_max(paths).as_py()

@@ -1,11 +1,11 @@
 """Changes: an index and a source of images in, what is new, changed and deleted out.
 
-The one rule for "changed", which `index sync` and the index that follows a folder (library.py) share.
+This is the only rule for "changed", shared by `index sync` and the index that follows a folder (library.py).
 
-An image has changed if its size or labels are not those that the index has, or if its mtime is another and so is its
-content; which time is later does not matter, so a clock that goes back does no harm. One that was only touched keeps
-its code and its id, and the index notes the new time. If the index does not know the size and mtime of an image (from
-an older version), the image counts as changed once.
+An image has changed if its size or labels differ from those in the index, or if both its mtime and its content differ;
+which time is later does not matter, so a clock that goes back does no harm. An image that was only touched keeps its
+code and id, and the index notes the new time. If the index does not know the size and mtime of an image (from an older
+version), the image counts as changed once.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from hashlens.index.engines.server import Engine
 from hashlens.index.folder import IndexFolder
 from hashlens.machine import blocks
 
-STEP = 4_096  # images that are encoded between two changes of the index
+STEP = 4_096  # images encoded between two changes of the index
 
 Mark = tuple[Any, Any, Any]  # size, mtime and labels
 
 
 class Known(NamedTuple):
-    """What an index knows of an image: its ids, and size, mtime, labels and hash of the last, if it is there twice."""
+    """What an index knows about an image: its ids, and size, mtime, labels and hash of the last id."""
 
     ids: list[int]
     mark: Mark
-    hash: int | None  # neither None nor 0 if it is known
+    hash: int | None  # None or 0 if unknown
 
 
 class Changes(NamedTuple):
     added: list[int]  # rows of the source
     changed: list[int]
     deleted: list[int]  # ids of the index
-    touched: dict[int, int]  # ids of images that have another mtime, which is this one, but the same content
+    touched: dict[int, int]  # {id: new mtime} of images with the same content
 
     def counted(self) -> dict[str, int]:
-        """Of images that are not up to date."""
+        """The numbers of images that are not up to date."""
         return {"added": len(self.added), "changed": len(self.changed), "deleted": len(self.deleted)}
 
 
 def find_changes(index: IndexFolder | Engine, source: Source) -> Changes:
     now, known = marks_of(source), marks_in(index)
     differ, touched = find_changed(now, known)
-    closed = tuple(f"{folder}/" for folder, _ in source.skipped_paths())  # nobody knows what is in there now
+    closed = tuple(f"{folder}/" for folder, _ in source.skipped_paths())  # unreadable, so their images may still exist
     added = [row for row, path in enumerate(now) if path not in known]
     changed = [row for row, path in enumerate(now) if path in differ]
     deleted = [one.ids for path, one in known.items() if path not in now and not path.startswith(closed)]
@@ -61,7 +61,7 @@ def find_changes(index: IndexFolder | Engine, source: Source) -> Changes:
 
 
 def find_changed(now: dict[str, Mark], known: dict[str, Known]) -> tuple[set[str], dict[int, int]]:
-    """The paths of images that have changed, and the ids of those that were only touched with their new mtime."""
+    """The paths of images that have changed, and {id: new mtime} of images that were only touched."""
     changed: set[str] = set()
     touched: dict[int, int] = {}
     for path, one in known.items():
@@ -76,7 +76,7 @@ def find_changed(now: dict[str, Mark], known: dict[str, Known]) -> tuple[set[str
 
 
 def _hash(path: str) -> int | None:
-    """Of the content of a file, if it can be read."""
+    """The hash of a file's content; None if it cannot be read."""
     try:
         return hash_of_file(path)
     except OSError:
@@ -84,7 +84,7 @@ def _hash(path: str) -> int | None:
 
 
 def marks_of(source: Source) -> dict[str, Mark]:
-    """Size, mtime and labels of each image now; a file that cannot be found has size and mtime 0."""
+    """The current size, mtime and labels of each image; size and mtime are 0 for missing files."""
     table = source.table
     paths = table["path"].to_pylist()
     if any(map(is_address, paths[:1])):
@@ -101,7 +101,7 @@ def marks_of(source: Source) -> dict[str, Mark]:
 
 
 def marks_in(index: IndexFolder | Engine) -> dict[str, Known]:
-    """By path."""
+    """What the index knows about each image, by path."""
     found: dict[str, Known] = {}
     for id_, path, size, mtime, labels, hash_ in index.stamps():
         ids = found[path].ids if path in found else []
@@ -117,12 +117,12 @@ def sync(
     advance: Callable[[int], Any] | None = None,
     changes: Changes | None = None,
 ) -> dict[str, int]:
-    """Bring an index up to date: encode what is new or changed, remove what is deleted or no longer readable.
+    """Bring an index up to date: encode new and changed images, remove those deleted or no longer readable.
 
-    The encoder is asked for only if there is something to encode. Each step is one change of the index, so a call that
-    is interrupted leaves a right index, and the next one resumes.
+    The encoder is requested only if there is something to encode. Each step is one change of the index, so an
+    interrupted call leaves a valid index, and the next call resumes.
     """
-    from hashlens.codes.encode import codes_in, encode_rows  # it loads Arrow's functions
+    from hashlens.codes.encode import codes_in, encode_rows  # slow import: loads Arrow's functions
 
     added, changed, deleted, touched = changes or find_changes(index, source)
     known = {path: one.ids for path, one in marks_in(index).items()} if changed else {}

@@ -5,22 +5,22 @@ INDEX/
   part-00000.blocks.npy   (n_blocks, n_bytes, 64) uint8, 64 codes per block (kernels/), memory-mapped
   part-00000.second.npy   the second codes in the same form, if the index has these (`second_bits`)
   part-00000.items.arrow  path, labels, size, mtime and hash of the file of each code, memory-mapped
-  part-00000.items.sums   the checksum of each block of it
-  part-00000.keys.npy, part-00000.keys.sums   which images these are (keys.py), once an addition has asked for it
+  part-00000.items.sums   the checksum of each of its blocks
+  part-00000.keys.npy, part-00000.keys.sums   keys of these images (keys.py), once an addition needed them
   part-00000.ids.npy      (n,) int64, only after `compact`; otherwise ids are first_id, first_id + 1, …
   part-00000.starts.npy, part-00000.places.npy   radius tables (radius.py), only if the index has them; memory-mapped
-  part-00000.tree.npy     a tree over the distinct codes (tree.py), where it is faster than reading all; memory-mapped
+  part-00000.tree.npy     a tree over the distinct codes (tree.py), if it is faster than reading all; memory-mapped
   removed-00001.npy       sorted ids that were removed
   forgotten-00002.npy     sorted keys (`image_keys`) of removed images whose codes were reclaimed by `compact`
 
-A change writes new files first and index.json last; two processes cannot change an index at the same time. Files of
+A change writes new files first and index.json last; two processes cannot change an index at the same time. Files with
 these names that index.json does not list were left by a crash and are deleted by the next change. Ids never change and
-are never reused. An addition writes a part and reads none, unless images were removed: parts are joined later, as
-merging.py says.
+are never reused. An addition writes a part and, unless images were removed, reads none; merging.py decides when parts
+are joined.
 
-No file is used before it was compared with its checksum: items and keys when they are first touched, all others when
-the index is opened. What nothing else could restore (index.json, ids, removed, forgotten) has a copy, NAME.copy;
-repair.py restores everything else from codes or images.
+No file is used before its checksum was verified: items and keys on first use, all others when the index is opened.
+Files that cannot be restored otherwise (index.json, ids, removed, forgotten) have a copy, NAME.copy; repair.py restores
+everything else from codes or images.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ from hashlens.schema import TEXT, conform, optional, whole
 FORMAT = "hashlens index 6"
 EMPTY: dict[str, Any] = {"next_id": 0, "next_file": 0, "next_part": 0, "parts": [], "removed": None, "forgotten": None}
 TABLES = ("starts.npy", "places.npy")
-ROWS = 1 << 20  # whose paths are in memory at the same time
+ROWS = 1 << 20  # most paths in memory at once
 COPY = ".copy"
 FILE = (
     r"part-\d{5,9}\.(items\.(arrow|sums)|keys\.(npy|sums)|(blocks|second|pieces|starts|places|tree)\.npy|ids\.npy(\.copy)?)"
     r"|(removed|forgotten)-\d{5,9}\.npy(\.copy)?"
 )
-OURS = re.compile(rf"{FILE}|\.({FILE}|index\.json(\.copy)?)\..+\.tmp")  # temporary ones too, see files.replacing
+OURS = re.compile(rf"{FILE}|\.({FILE}|index\.json(\.copy)?)\..+\.tmp")  # including temporary files, see files.replacing
 COUNT, NUMBER = whole(1, 2**40), whole(0, 2**30)
 
 
@@ -94,7 +94,7 @@ SCHEMA: dict[Any, Any] = {
             "first_id": (None, whole()),
             "files": {"blocks.npy": OF_FILE, "items.arrow": OF_FILE} | {optional(kind): OF_FILE for kind in KINDS},
             "batches": [BATCH],
-            optional("tree"): (None, TREE),  # None: it was tried, and is not faster
+            optional("tree"): (None, TREE),  # None: tried, but not faster
         }
     ],
     "removed": _numbered("removed"),
@@ -106,10 +106,10 @@ class IndexFolder(Catalog):
     """A catalog in a folder."""
 
     def __init__(self, path: Path, facts: dict[str, Any] | None = None, before: Catalog | None = None):
-        """`before` is the same index as it was: parts that it has too are not mapped and compared again."""
-        self._stamp = _stamp(path)  # first, so that `changed` notices a change while the rest is read
+        """`before` is the same index in an earlier state; parts in both are not mapped and verified again."""
+        self._stamp = _stamp(path)  # first, so that `changed` notices changes during reading
         self.facts = facts or read_facts(path)
-        self._mapped: dict[str, tuple[dict[str, Any], np.ndarray, Part]] = {}  # of each name: facts, removed, part
+        self._mapped: dict[str, tuple[dict[str, Any], np.ndarray, Part]] = {}  # {name: (facts, removed, part)}
         self._keys: dict[str, Keys] = {}
         super().__init__(path, self.facts["n_bits"], self.facts["model"])
         self._parts: list[Part] | None = None
@@ -119,7 +119,7 @@ class IndexFolder(Catalog):
 
     @property
     def parts(self) -> list[Part]:
-        """Mapped and compared with their checksums when they are first asked for: additions do without."""
+        """The parts, mapped and verified on first use; additions do not need them."""
         if self._parts is None:
             self._parts = self._map_parts()
         return self._parts
@@ -146,7 +146,7 @@ class IndexFolder(Catalog):
         source: str | None = None,
         option: str = "--out",
     ) -> Self:
-        """An empty index; one of a `source` is kept up to date with it by library.py."""
+        """Create an empty index; library.py keeps an index of a `source` up to date with it."""
         facts = {"format": FORMAT, "n_bits": n_bits, "model": model, "radius_tables": radius_tables, "source": source}
         if second_bits:
             require_levels(n_bits, second_bits)
@@ -156,17 +156,17 @@ class IndexFolder(Catalog):
                 raise DataError(
                     f"{path} already contains an index; add to it with: hashlens index add {quoted(path)} CODES"
                 )
-            if source is None or set(_names(path)) - {CLICKS}:  # clicks outlive the index of a folder of images
+            if source is None or set(_names(path)) - {CLICKS}:  # clicks outlive the index of an image folder
                 require_own(path, ["index.json"], "an index", option)
             write_facts(path, facts | EMPTY)
             return cls(path)
 
     @classmethod
     def open(cls, path: Path, before: Catalog | None = None, *, to_add: bool = False) -> Self:
-        """The index in a folder.
+        """Open the index in a folder.
 
-        `before` is the same index as it was opened before: parts that it has too are not mapped and compared again.
-        `to_add` reads no codes until they are asked for.
+        `before` is the same index, opened earlier; parts in both are not mapped and verified again. With `to_add`, no
+        codes are read until they are needed.
         """
         try:
             while True:
@@ -178,7 +178,7 @@ class IndexFolder(Catalog):
                 except Damaged:
                     if not index.changed():
                         raise
-                    before = index  # another process has replaced files in the meantime: what is mapped is kept
+                    before = index  # another process has replaced files in the meantime: keep what is mapped
         except (FileNotFoundError, NotADirectoryError) as error:
             from hashlens.codes.folder import CodesFolder
 
@@ -208,9 +208,9 @@ class IndexFolder(Catalog):
     ) -> np.ndarray:
         """Add codes with their paths and labels; returns the new ids, none if nothing was added.
 
-        With `only_new`, an image (a path with its code) that is in the index is not added, nor one whose path was
-        removed, whatever its code is now, unless removed ones are to be added `again`. Whoever waits for an answer
-        can `join` parts later, and whoever adds often builds the `trees` once, at the end.
+        With `only_new`, images (a path with its code) already in the index are not added, nor are images whose path was
+        removed, whatever their code is now, unless `again` is set. For quick answers, `join` parts later; for frequent
+        additions, build the `trees` once, at the end.
         """
         self.require_items(codes, items)
         keys = None
@@ -218,7 +218,7 @@ class IndexFolder(Catalog):
             codes = self.require_second(codes)
             if join:
                 with suppress(StorageError):
-                    self._merge()  # what was interrupted
+                    self._merge()  # finish an interrupted merge
             if only_new:
                 keys = image_keys(codes.packed, items.column("path"))
                 new = self._is_new(keys, items.column("path"), again)
@@ -239,13 +239,13 @@ class IndexFolder(Catalog):
         return tried and parts_to_join([part["n"] for part in parts]) is None
 
     def join(self) -> None:
-        """Join parts and try trees, as an addition does unless it is told not to."""
+        """Join parts and try trees, as an addition does by default."""
         with self._alone():
             self._merge()
             self._save_trees()
 
     def replace(self, ids: Any, codes: Codes, items: pa.Table) -> np.ndarray:
-        """Remove these ids and add codes in one step: no search sees only half of it; returns the new ids."""
+        """Remove these ids and add codes in one step, so that no search sees half of it; returns the new ids."""
         self.require_items(codes, items)
         with self._alone():
             codes = self.require_second(codes)
@@ -260,7 +260,7 @@ class IndexFolder(Catalog):
         return np.arange(first, first + len(codes))
 
     def set_mtimes(self, mtimes: Mapping[int, int]) -> None:
-        """Note when the files of these ids were touched, though their content is the same; ids and codes stay."""
+        """Update the mtimes of ids whose files were touched without a change of content; ids and codes stay."""
         ids = np.array(sorted(mtimes), np.int64)
         if not len(ids):
             return
@@ -273,7 +273,7 @@ class IndexFolder(Catalog):
     def _with_mtimes(
         self, facts: dict[str, Any], number: int, places: np.ndarray, mtimes: Mapping[int, int]
     ) -> dict[str, Any]:
-        """A part under a new name, since others may have the old one mapped; only its items are written again."""
+        """A part under a new name, because others may have the old one mapped; only its items are rewritten."""
         part, own = facts["parts"][number], self.parts[number]
         table = own.items().table()
         column = table["mtime"].to_pylist()
@@ -288,11 +288,11 @@ class IndexFolder(Catalog):
         return part | {"name": name, "files": part["files"] | files, "batches": batches}
 
     def promote(self, new: IndexFolder) -> None:
-        """Hold what another index holds, with its ids and its model, in one step; that one stays as it is."""
+        """Take over the contents, ids and model of another index in one step; the other one is unchanged."""
         with self._alone(), self._change() as facts:
             facts.pop("second_bits", None)
             facts |= {**new.facts, "next_part": facts["next_part"], "next_file": facts["next_file"], "parts": []}
-            names: dict[str, str] = {}  # all before the first dot
+            names: dict[str, str] = {}  # {old: new name}, up to the first dot of file names
             for part in new.facts["parts"]:
                 names[part["name"]] = f"part-{facts['next_part']:05d}"
                 facts["next_part"] += 1
@@ -310,7 +310,7 @@ class IndexFolder(Catalog):
                     raise Busy(f"{new.path} is being changed by another process; rerun the same command") from error
 
     def recode(self, ids: np.ndarray, codes: Codes, model: dict[str, str]) -> None:
-        """Replace the codes of all images by those of another model in one step; `ids` are those of all, in order.
+        """Replace the codes of all images by those of another model in one step; `ids` are all ids, in order.
 
         Second codes stay, and removed images stay removed.
         """
@@ -338,12 +338,12 @@ class IndexFolder(Catalog):
         return len(there)
 
     def compact(self) -> int:
-        """Join all parts without the removed codes; returns how many codes were reclaimed.
+        """Join all parts and drop the removed codes; returns how many codes were reclaimed.
 
-        16 bytes per removed image are kept, so that it is not added again by mistake.
+        16 bytes per removed image are kept, to avoid adding it again by mistake.
         """
         with self._alone():
-            self.verify()  # damaged files would be rewritten with checksums that say they are fine
+            self.verify()  # otherwise damaged files would be rewritten with valid checksums
             n_removed = sum(len(part) for part in self.parts) - len(self)
             groups = self._to_compact()
             if all(len(group) == 1 and not self.parts[group[0]].n_removed for group in groups):
@@ -362,7 +362,7 @@ class IndexFolder(Catalog):
             return n_removed
 
     def _to_compact(self) -> list[list[int]]:
-        """The numbers of the parts that become one each."""
+        """Groups of part numbers; each group becomes one part."""
         groups: list[list[int]] = [[]]
         n = 0
         for number, part in enumerate(self.parts):
@@ -375,12 +375,12 @@ class IndexFolder(Catalog):
         return groups if self.parts else []
 
     def build_trees(self) -> None:
-        """Keep a tree for each part that is large enough and has not been tried; see `HammingIndex.build_trees`."""
+        """Build a tree for each part that is large enough and was not tried yet; see `HammingIndex.build_trees`."""
         with self._alone():
             self._save_trees()
 
     def _forget(self, facts: dict[str, Any]) -> None:
-        """Drop all parts, and keep of removed images only their keys."""
+        """Drop all parts; of removed images, keep only the keys."""
         facts["parts"], facts["removed"] = [], None
         if len(keys := self._all_removed_keys()):
             facts["forgotten"] = self._save_numbered("forgotten", keys, facts)
@@ -402,24 +402,24 @@ class IndexFolder(Catalog):
         """Compare every file with its checksum, and read all paths and labels; returns the number of files."""
         n = self.compare_files()
         for part in self.parts:
-            part.items().table()  # a stranger's file may agree with its checksum and still be nonsense
+            part.items().table()  # an untrusted file may have a valid checksum and still be nonsense
         return n
 
     def compare_files(self, pause: Callable[[int], Any] = lambda n_bytes: None) -> int:
-        """Compare every file with its checksum; `pause` is called with the number of bytes after some of them."""
+        """Compare every file with its checksum; `pause(n_bytes)` is called after every few bytes."""
         compared: set[str] = set()
         while left := {name: file for name, file in self._files_now().items() if name not in compared}:
             for name, facts in left.items():
                 try:
                     compare_file(self.path / name, facts, remedy(self.path), pause)
                 except Damaged:
-                    if name in self._files_now():  # else another process has deleted it
+                    if name in self._files_now():  # otherwise another process has deleted it
                         raise
             compared |= left.keys()
         return len(compared) + 2
 
     def _files_now(self) -> dict[str, dict[str, Any]]:
-        """What index.json and its copy on disk say of every file."""
+        """The facts about every file in index.json and its copy on disk."""
         self._read_facts(f"index.json{COPY}")
         return files_of(self._read_facts())
 
@@ -435,19 +435,19 @@ class IndexFolder(Catalog):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Within, only this process changes the index; earlier changes by others are loaded, leftovers deleted."""
+        """Context in which only this process changes the index; loads changes by others and deletes leftovers."""
         with alone_in(self.path):
             facts = self._read_facts()
             if facts != self.facts:
                 self._take(facts)
             self._delete_leftovers()
-            if not _same(self.path / "index.json", self.path / f"index.json{COPY}"):  # a crash came between them
+            if not _same(self.path / "index.json", self.path / f"index.json{COPY}"):  # after a crash between the two
                 write_facts(self.path, self.facts)
             yield
             self._stamp = _stamp(self.path)
 
     def _delete_leftovers(self) -> None:
-        """Delete what index.json on disk does not name."""
+        """Delete files that index.json on disk does not name."""
         named = files_of(self._read_facts())
         for entry in self.path.iterdir():
             if OURS.fullmatch(entry.name) and entry.name not in named:
@@ -461,10 +461,10 @@ class IndexFolder(Catalog):
         try:
             with storage_errors(self.path):
                 yield facts
-                sync(self.path)  # the files first, then the list that names them
+                sync(self.path)  # files must reach the disk before the list that names them
                 write_facts(self.path, facts)
         except BaseException:
-            with suppress(OSError, HashlensError):  # on a full disk they would be in the way
+            with suppress(OSError, HashlensError):  # they would waste space on a full disk
                 self._delete_leftovers()
             raise
         before = self._files()
@@ -473,7 +473,7 @@ class IndexFolder(Catalog):
             (self.path / name).unlink()
 
     def _append(self, codes: Codes, items: pa.Table, facts: dict[str, Any], keys: np.ndarray | None = None) -> None:
-        """Write parts of codes that are new."""
+        """Write new codes as parts."""
         require_room(self.path, 2 * items.nbytes, "paths and labels")
         for rows in blocks(len(codes), FULL):
             part = Part.of(codes[rows], facts["next_id"])
@@ -482,9 +482,9 @@ class IndexFolder(Catalog):
             facts["next_id"] += len(part)
 
     def _tidy(self, trees: bool = True) -> None:
-        """After an addition, which stands: what the disk has no room for is made up for by the next addition.
+        """Tidy up after a completed addition; if the disk is full, the next addition does it.
 
-        That one also tells of damage, before it adds anything.
+        That one also reports damage, before it adds anything.
         """
         with suppress(StorageError, Damaged):
             self._merge()
@@ -492,12 +492,12 @@ class IndexFolder(Catalog):
                 self._save_trees()
 
     def _merge(self) -> None:
-        """Join parts until merging.py is satisfied; each time is a change of its own, so a crash loses one at most."""
+        """Join parts until merging.py is satisfied; each join is a separate change, so a crash loses at most one."""
         while some := parts_to_join([part["n"] for part in self.facts["parts"]]):
             told = self.facts["parts"][some]
             n_bytes = sum(file["bytes"] for part in told for file in part["files"].values())
             require_room(self.path, n_bytes, "the joined parts of the index")
-            # mapped anew: damaged files would be rewritten with checksums that say they are fine
+            # mapped again to verify it: otherwise damaged files would be rewritten with valid checksums
             parts = [self._map_part(part, helpers=False) for part in told]
             keys = None
             if all("keys.npy" in part["files"] for part in told):
@@ -510,10 +510,10 @@ class IndexFolder(Catalog):
     def _write_part(
         self, part: Part, items: Iterable[pa.Table], facts: dict[str, Any], keys: np.ndarray | None = None
     ) -> dict[str, Any]:
-        """Write codes, ids, items and, if they are known, sorted keys; its tree is written by `_save_trees`."""
+        """Write codes, ids, items and, if known, sorted keys; `_save_trees` writes the tree."""
         n_bytes = part.blocks.nbytes + (0 if part.second is None else part.second.nbytes)
         require_room(self.path, n_bytes, "a part of the index")
-        name = f"part-{facts['next_part']:05d}"  # never used again: others may still have the old part mapped
+        name = f"part-{facts['next_part']:05d}"  # never reused, because others may still have the old part mapped
         facts["next_part"] += 1
         files = {"blocks.npy": self._save(f"{name}.blocks.npy", part.blocks)}
         if part.second is not None:
@@ -531,7 +531,7 @@ class IndexFolder(Catalog):
         return {"name": name, "n": len(part), "first_id": first_id, "files": files, "batches": batches}
 
     def _save_items(self, name: str, items: Iterable[pa.Table]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """What index.json says of the files of the items, and where the items are in them."""
+        """The facts for index.json about the item files, and where the items are in them."""
         place, sums = (self.path / f"{name}.items.{kind}" for kind in ("arrow", "sums"))
         write_items(place, items)
         write_sums(sums, place)
@@ -549,7 +549,7 @@ class IndexFolder(Catalog):
         }
 
     def _save_trees(self) -> None:
-        """Try a tree for each part that has not been tried; each is a change of its own, since it takes long."""
+        """Try a tree for each part that was not tried yet; each is a separate change, because it takes long."""
         for number, before in enumerate(self.facts["parts"]):
             if "tree" in before or not can_build(before["n"]):
                 continue
@@ -573,7 +573,7 @@ class IndexFolder(Catalog):
         return describe_file(self.path / name)
 
     def _is_new(self, keys: np.ndarray, paths: pa.ChunkedArray, again: bool) -> np.ndarray:
-        """Which images, by their keys and paths, are to be added, (n,) bool; of equal ones, only the first."""
+        """Which images to add, by their keys and paths, (n,) bool; of equal ones, only the first."""
         self._make_keys()
         order = np.argsort(keys, kind="stable")
         asked = keys[order]
@@ -582,7 +582,7 @@ class IndexFolder(Catalog):
             if part["name"] not in self._keys:
                 self._keys[part["name"]] = self._map_keys(part)
             n_known += self._keys[part["name"]].count(asked)
-        removed = self._removed_keys  # a part has their keys too
+        removed = self._removed_keys  # parts still contain their keys
         n_removed = np.searchsorted(removed, asked, side="right") - np.searchsorted(removed, asked)
         first = np.append(True, asked[1:] != asked[:-1])[: len(asked)]
         new = np.empty(len(keys), bool)
@@ -590,7 +590,7 @@ class IndexFolder(Catalog):
         return new if again else new & ~self._are_removed(keys, paths)
 
     def _make_keys(self) -> None:
-        """Write the keys of parts that have none: those of an older version, or that nobody asked about before."""
+        """Write the keys of parts that have none: from an older version, or because they were never needed."""
         if all("keys.npy" in part["files"] for part in self.facts["parts"]):
             return
         with self._change() as facts:
@@ -609,9 +609,9 @@ class IndexFolder(Catalog):
 
     @cached_property
     def _removed_keys(self) -> np.ndarray:
-        """The keys of the removed images that `compact` has not reclaimed, and those of their paths, sorted."""
+        """The keys and path keys of removed images that `compact` has not reclaimed, sorted."""
         keys = [np.empty(0, np.int64)]
-        if not self.facts["removed"]:  # no part need be mapped
+        if not self.facts["removed"]:  # without mapping any part
             return keys[0]
         for part in self.parts:
             if part.alive is not None:
@@ -621,12 +621,12 @@ class IndexFolder(Catalog):
         return np.sort(np.concatenate(keys))
 
     def _all_removed_keys(self) -> np.ndarray:
-        """Those of reclaimed images too, sorted."""
+        """The keys of all removed images, reclaimed ones included, sorted."""
         return np.union1d(self._load_numbered("forgotten"), self._removed_keys)
 
     def _are_removed(self, keys: np.ndarray, paths: pa.ChunkedArray) -> np.ndarray:
-        """Which images were removed, (n,) bool: with this code, or with another and the path holds no image now."""
-        import pyarrow.compute as pc  # a search alone does not need it
+        """Which images were removed, (n,) bool: with this code, or with another code if the path has no image now."""
+        import pyarrow.compute as pc  # slow, and not needed for searches
 
         removed = self._all_removed_keys()
         if not len(removed):
@@ -641,7 +641,7 @@ class IndexFolder(Catalog):
         return same | other
 
     def _take(self, facts: dict[str, Any]) -> None:
-        """Be the index that these facts describe; parts that stay the same are not read again."""
+        """Become the index that these facts describe; unchanged parts are not read again."""
         if facts["removed"] != self.facts["removed"]:
             self.__dict__.pop("_removed_keys", None)
         files = {part["name"]: part["files"] for part in self.facts["parts"]}
@@ -662,7 +662,7 @@ class IndexFolder(Catalog):
                 part, gone_before = self._map_part(facts), none
             gone = removed[slice(*np.searchsorted(removed, [part.first_id, part.last_id + 1]))]
             if not np.array_equal(gone, gone_before):
-                part = part.with_removed(gone)  # whoever searches keeps the one before
+                part = part.with_removed(gone)  # running searches keep the old part
             self._mapped[facts["name"]] = facts, gone, part
         self._mapped = {facts["name"]: self._mapped[facts["name"]] for facts in self.facts["parts"]}
         parts = [part for _, _, part in self._mapped.values()]
@@ -671,7 +671,7 @@ class IndexFolder(Catalog):
         return parts
 
     def _map_part(self, part: dict[str, Any], *, helpers: bool = True) -> Part:
-        """Codes, ids and items, without what was removed; and, as `helpers`, tables and tree."""
+        """Map a part: codes, ids and items without removed ones and, as `helpers`, tables and tree."""
         n, first = part["n"], part["first_id"]
 
         file, read = partial(self._file, part), []
@@ -682,7 +682,7 @@ class IndexFolder(Catalog):
 
         def load_blocks(kind: str, n_bits: int) -> np.ndarray:
             blocks = load(kind, (-(-n // LANES), -(-n_bits // 8), LANES), np.uint8)
-            # the kernels trust what they read: a bit too many would be counted beyond the end of an array
+            # the kernels trust their input: extra bits would make them count beyond the end of an array
             if n_bits % 8 and np.any(blocks[:, -1] & (0xFF >> n_bits % 8)):
                 raise file(kind).damaged(f"it has bits past bit {n_bits}")
             return blocks
@@ -711,7 +711,7 @@ class IndexFolder(Catalog):
         for one in read:
             one.release()
 
-        # mapped now, since another process may delete them when it joins parts, and compared when first needed
+        # mapped now, because another process may delete them when it joins parts; verified on first use
         arrow, sums = file("items.arrow"), file("items.sums") if "items.sums" in part["files"] else None
 
         @cache
@@ -728,7 +728,7 @@ class IndexFolder(Catalog):
         return CheckedFile(self.path / facts["name"], facts, remedy(self.path)).array((facts["n"],), np.int64)
 
     def _files(self) -> dict[str, dict[str, Any]]:
-        """What index.json says of every file of the index."""
+        """The facts in index.json about every file of the index."""
         return files_of(self.facts)
 
 
@@ -749,7 +749,7 @@ def remedy(path: Path) -> str:
 
 
 def read_facts(path: Path, name: str = "index.json") -> dict[str, Any]:
-    """What index.json says, once all of it is known to be right; that of an older version is upgraded."""
+    """The facts in index.json, fully validated; those of an older version are upgraded."""
     facts = read_sealed(path / name)
     if facts.get("format") != FORMAT:
         from hashlens.index.upgrade import upgraded
@@ -761,7 +761,7 @@ def read_facts(path: Path, name: str = "index.json") -> dict[str, Any]:
 
 
 def _require_order(facts: dict[str, Any]) -> None:
-    """Refuse facts that have the right types but do not agree with each other."""
+    """Refuse facts that have the right types but contradict each other."""
     names = [part["name"] for part in facts["parts"]]
     if (facts["n_bits"] + 1) * (facts.get("second_bits", 0) + 1) > MOST_LEVELS and "second_bits" in facts:
         raise ValueError(f"second_bits is {facts['second_bits']}")
@@ -791,7 +791,7 @@ def write_facts(path: Path, facts: dict[str, Any]) -> None:
 
 
 def link_file(path: Path, to: Path) -> None:
-    """Give a file that never changes a second name, or copy it where that is not possible."""
+    """Give a file that never changes a second name, or copy it if that is not possible."""
     try:
         os.link(path, to)
     except OSError:
@@ -808,7 +808,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Differs whenever index.json was replaced; None if it does not exist."""
+    """A value that differs whenever index.json was replaced; None if there is none."""
     try:
         found = (path / "index.json").stat()
     except OSError:
@@ -817,7 +817,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _items_of(parts: list[Part]) -> Iterator[pa.Table]:
-    """The items that were not removed, some at a time."""
+    """The items that were not removed, in chunks."""
     for part in parts:
         table = part.items().table()
         for rows in blocks(len(part), ROWS):

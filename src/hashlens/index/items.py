@@ -1,7 +1,7 @@
 """Items: the paths and labels of the codes of a part, in memory or in an Arrow file that is checked as it is read.
 
-The manifest says where in the file the buffers of each column are, so nothing that Arrow's own metadata might say is
-trusted: buffers lie inside the file, offsets inside their buffers, and text is UTF-8 before any of it is used.
+The manifest says where in the file the buffers of each column are, so Arrow's own metadata need not be trusted. Before
+use, checks ensure that buffers lie inside the file, offsets inside their buffers, and that text is UTF-8.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hashlens.schema import optional, whole
 
 ITEMS = pa.schema(
     [("path", pa.string()), ("labels", pa.list_(pa.string()))]
-    + [(name, pa.int64()) for name in ("size", "mtime", "hash")]  # of the file; the hash is that of its content
+    + [(name, pa.int64()) for name in ("size", "mtime", "hash")]  # of the file; the hash is of its content
 )
-KNOWN = (2, 4, 5)  # columns; those of older versions are fewer
-ROWS = 1 << 20  # of a batch
-MANY = 1_000  # with fewer, `take` would take longer: it imports Arrow's functions and pandas
-PLACE: Any = ([], [whole(), whole(1)])  # first byte and number of bytes; neither where there is no such buffer
+KNOWN = (2, 4, 5)  # numbers of columns; older versions had fewer
+ROWS = 1 << 20  # rows per batch
+MANY = 1_000  # with fewer, `take` would be slower, because it imports Arrow's functions and pandas
+PLACE: Any = ([], [whole(), whole(1)])  # first byte and number of bytes; empty if there is no such buffer
 BUFFERS = ("path", "path_text", "labels", "label", "label_text", "labels_known")
 STAMPS = tuple(f"{name}{end}" for name in ITEMS.names[2:] for end in ("", "_known"))
 BATCH = {"n": whole(1, 2**31 - 1), "n_labels": whole(0, 2**31 - 1)} | {
@@ -49,7 +49,7 @@ class Items:
         return self._table.column(name)
 
     def rows(self, places: np.ndarray) -> list[Row]:
-        """Path and labels at some places."""
+        """Path and labels at some positions."""
         if len(places) > MANY:
             paths, labels = (self.column(name).take(pa.array(places)).to_pylist() for name in ("path", "labels"))
             return list(zip(paths, labels, strict=True))
@@ -60,7 +60,7 @@ class Items:
 
 
 class MappedItems(Items):
-    """Items in a file: a column is checked when it is first asked for, and a row when it is read."""
+    """Items in a file: a column is checked on first use, and a row when it is read."""
 
     def __init__(self, file: CheckedFile, batches: Sequence[dict[str, Any]]):
         self._file, self._batches = file, batches
@@ -103,7 +103,7 @@ class MappedItems(Items):
             raise self._file.damaged("it has text that is not UTF-8") from error
 
     def _offsets(self, place: list[int], first: int, last: int, most: int) -> list[int]:
-        """Some of the offsets: ascending, and none beyond what they point into."""
+        """Some of the offsets, checked to be ascending and within their buffer."""
         found: list[int] = self._bytes(place, 4 * first, 4 * (last + 1 - first)).view("<i4").tolist()
         if found[0] < 0 or found[-1] > most or any(a > b for a, b in pairwise(found)):
             raise self._file.damaged("it points outside of itself")
@@ -127,7 +127,7 @@ class MappedItems(Items):
         buffers = [None, self._buffer(batch["label"]), self._buffer(batch["label_text"])]
         label = pa.Array.from_buffers(pa.string(), batch["n_labels"], buffers)
         known = self._buffer(batch["labels_known"]) if batch["labels_known"] else None
-        if known is not None:  # whether Arrow counts labels of an image that has none depends on the function
+        if known is not None:  # Arrow's functions disagree on counting the labels of an image without any
             n = batch["n"]
             lengths = np.diff(self._bytes(batch["labels"], 0, 4 * (n + 1)).view("<i4"))
             bits = np.unpackbits(self._bytes(batch["labels_known"], 0, -(-n // 8)), bitorder="little")[:n]
@@ -137,7 +137,7 @@ class MappedItems(Items):
         return pa.Array.from_buffers(kind, batch["n"], [known, self._buffer(batch["labels"])], children=[label])
 
     def _stamps(self, name: str, batch: dict[str, Any]) -> pa.Array:
-        """Sizes, mtimes or hashes; those of an older version, or of images that are no files, are not known."""
+        """Sizes, mtimes or hashes; null if from an older version, or if the images are not files."""
         if not batch.get(name):
             return pa.nulls(batch["n"], pa.int64())
         known = self._buffer(batch[f"{name}_known"]) if batch[f"{name}_known"] else None
@@ -145,13 +145,13 @@ class MappedItems(Items):
 
 
 def as_items(table: pa.Table) -> pa.Table:
-    """The columns that an index keeps; null where the table does not have them."""
+    """The columns that an index keeps; null if missing in the table."""
     there = table.column_names
     return pa.table([table[one.name] if one.name in there else pa.nulls(len(table), one.type) for one in ITEMS], ITEMS)
 
 
 def write_items(path: Path, tables: Iterable[pa.Table]) -> None:
-    """Write one table after the other; no more than a batch of them is in memory."""
+    """Write one table after the other, with at most one batch in memory."""
     waiting: list[pa.Table] = []
     with replacing(path) as temporary, pa.ipc.new_file(str(temporary), ITEMS) as file:
 
@@ -170,13 +170,13 @@ def write_items(path: Path, tables: Iterable[pa.Table]) -> None:
 
 
 def write_sums(path: Path, of: Path) -> None:
-    """The sums of the blocks of a file."""
+    """Write the checksums of the blocks of a file."""
     with replacing(path) as temporary:
         temporary.write_bytes(block_sums(np.memmap(of, np.uint8, "r")).astype("<u8", copy=False).tobytes())
 
 
 def find_batches(path: Path) -> list[dict[str, Any]]:
-    """Where the buffers of a file are that we wrote ourselves, or that was compared with its checksum."""
+    """Where the buffers of a file are; only for files that we wrote ourselves or verified by their checksum."""
     whole = pa.memory_map(str(path)).read_buffer()
     file = pa.ipc.open_file(pa.BufferReader(whole))
     if file.schema not in [pa.schema(list(ITEMS)[:n]) for n in KNOWN]:

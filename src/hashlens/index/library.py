@@ -1,8 +1,8 @@
-"""The index of a source: images and a model in, an index out that is brought up to date each time it is asked for.
+"""The index of a source: images and a model in, an index out that is updated each time it is requested.
 
-It is kept in the user's cache, or at `--index PATH`, and never among the images. Only images that are new or have
-changed (changes.py) are encoded; those that are gone are removed. Finished parts stay when a call is
-stopped or killed, and the next call resumes. Beside the files of an index (folder.py) there is
+It is kept in the user's cache, or at `--index PATH`, and never among the images. Only new and changed images
+(changes.py) are encoded; deleted ones are removed. Finished parts stay when a call is stopped or killed, and the next
+call resumes. Beside the files of an index (folder.py) there are
 
   skipped.csv   images that cannot be read, with the reason, size and mtime: they are tried again when those change,
                 and each time if the reason can go away without that
@@ -36,9 +36,9 @@ from hashlens.index.folder import IndexFolder
 from hashlens.machine import blocks
 from hashlens.progress import Progress, counted
 
-STEP = 128  # images between two looks at the clock and for Ctrl-C
-SAVE_SECONDS = 30  # of encoding, after which what is done is written
-LOCK = ".hashlens-library.lock"  # for the whole update; each change of the index has a lock of its own
+STEP = 128  # images between two checks of the clock and for Ctrl-C
+SAVE_SECONDS = 30  # of encoding between two saves
+LOCK = ".hashlens-library.lock"  # for the whole update; each change of the index has its own lock
 SKIPPED = "skipped.csv"
 
 
@@ -81,14 +81,14 @@ def index_of(
 
 
 class _Model:
-    """A model that is loaded when something has to be encoded."""
+    """A model that is loaded only if something has to be encoded."""
 
     def __init__(self, path: Path | str | None):
         self.folder = ModelFolder.resolve(GENERAL if path is None else path)
         self.facts = self.folder.describe()
 
     def used_by(self, index: IndexFolder) -> _Model:
-        """The same, or what it became by clicks on this index."""
+        """This model, or the one refined from it by clicks on this index."""
         found = self.folder.used_by(index.model, index.path)
         return self if found == self.folder else _Model(found.path)
 
@@ -100,7 +100,7 @@ class _Model:
 
 
 def _cached(address: str, model: dict[str, str]) -> Path:
-    """Where the codes of a source are kept: its name, for people, and a hash of it and of the model."""
+    """Where the codes of a source are cached: a readable name, and a hash of the source and the model."""
     name = re.sub(r"[^\w.-]+", "-", Path(address).name).strip("-.")[:40] or "images"
     key = hashlib.sha256(os.fsencode(f"{address}\0{model['fingerprint']}")).hexdigest()[:20]
     return cache_dir() / "libraries" / f"{name}-{key}"
@@ -111,7 +111,7 @@ def _existing(path: Path) -> IndexFolder | None:
 
 
 def _open(path: Path, opened: Source, model: _Model, progress: Progress, kept: bool) -> IndexFolder:
-    """The index there, or a new one; one in the cache that cannot be read is made again."""
+    """The existing index or a new one; an unreadable one in the cache is replaced."""
     try:
         index = _existing(path)
     except (DataError, MismatchError) as error:
@@ -136,14 +136,14 @@ def _open(path: Path, opened: Source, model: _Model, progress: Progress, kept: b
 
 def _update(index: IndexFolder, opened: Source, model: _Model, progress: Progress, stop: Callable[[], bool]) -> None:
     marks, known, skipped = marks_of(opened), marks_in(index), _skipped(index.path)
-    closed = tuple(f"{folder}/" for folder, _ in opened.skipped_paths())  # nobody knows what is in there now
+    closed = tuple(f"{folder}/" for folder, _ in opened.skipped_paths())  # unreadable, so their images may still exist
     gone = [path for path in known.keys() - marks if not path.startswith(closed)]
     changed, touched = find_changed(marks, known)
     index.set_mtimes(touched)
     tried = {path: why for path, why in skipped.items() if path in marks}
     fresh = known.keys() - changed
     fresh |= {path for path, (why, *stamp) in tried.items() if (*stamp,) == _stamp(marks[path]) and why not in PASSING}
-    row_of = {path: row for row, path in enumerate(opened.table["path"].to_pylist())}  # a table may name one twice
+    row_of = {path: row for row, path in enumerate(opened.table["path"].to_pylist())}  # tables may contain repeats
     wanted = [row for path, row in row_of.items() if path not in fresh]
     if tried != skipped:
         _write_skipped(index.path, tried)
@@ -159,7 +159,7 @@ def _update(index: IndexFolder, opened: Source, model: _Model, progress: Progres
         else:
             size = f"{counted(index.n_bits, 'bit')} each, kept in {index.path}"
             progress.say(f"encode  {counted(len(marks), 'image')} of {opened.address}   {size}")
-        require_room(index.path, len(wanted) * -(-(index.n_bits + index.second_bits) // 8), "the codes")  # at once
+        require_room(index.path, len(wanted) * -(-(index.n_bits + index.second_bits) // 8), "the codes")  # fail early
         _encode(wanted, opened, model, _Work(index, known, tried), progress, stop)
         if 2 * len(index) < sum(map(len, index.parts)):
             index.compact()
@@ -178,7 +178,7 @@ def _update(index: IndexFolder, opened: Source, model: _Model, progress: Progres
 def _encode(
     wanted: list[int], opened: Source, model: _Model, work: _Work, progress: Progress, stop: Callable[[], bool]
 ) -> None:
-    from hashlens.codes.encode import encode_rows  # it loads Arrow's functions, which a search alone does not need
+    from hashlens.codes.encode import encode_rows  # slow import: loads Arrow's functions, not needed for searches
 
     with progress.bar("images", len(wanted)) as advance:
         for rows in blocks(len(wanted), STEP):
@@ -193,7 +193,7 @@ def _encode(
 
 
 class _Work:
-    """Images that are encoded but not in the index yet, and all that could not be."""
+    """Images that are encoded but not in the index yet, and all that could not be encoded."""
 
     def __init__(self, index: IndexFolder, known: dict[str, Known], skipped: dict[str, tuple[str, int, int]]):
         self.index, self.known, self.skipped = index, known, skipped
@@ -202,14 +202,14 @@ class _Work:
 
     @property
     def seconds(self) -> float:
-        """Since the last save."""
+        """Seconds since the last save."""
         return time.monotonic() - self._since
 
     def add(self, encoded: pa.Table) -> None:
         self._tables.append(encoded)
 
     def save(self) -> None:
-        """Replace the codes of these images in the index; one that is interrupted in between is encoded again."""
+        """Replace the codes of these images in the index; after an interruption they are encoded again."""
         if not self._tables:
             return
         table = pa.concat_tables(self._tables, promote_options="default")
@@ -236,7 +236,7 @@ class _Work:
 
 
 def skipped_in(path: Path) -> list[str]:
-    """Images that the index at `path` lacks because they cannot be read."""
+    """Images missing from the index at `path` because they cannot be read."""
     return sorted(_skipped(path))
 
 
@@ -245,7 +245,7 @@ def _stamp(mark: Mark) -> tuple[int, int]:
 
 
 def _skipped(path: Path) -> dict[str, tuple[str, int, int]]:
-    """Images that could not be read: why, size and mtime."""
+    """Unreadable images: the reason, size and mtime of each."""
     with suppress(OSError, ValueError, csv.Error), (path / SKIPPED).open(encoding="utf-8", newline="") as file:
         return {name: (why, int(size), int(mtime)) for name, why, size, mtime in list(csv.reader(file))[1:]}
     return {}

@@ -1,4 +1,4 @@
-"""`HammingIndex`: exact search by reading all codes, in memory or in memory maps, or fewer where a tree helps."""
+"""`HammingIndex`: exact search by reading all codes, in memory or memory-mapped, or fewer with the help of trees."""
 
 import copy
 import threading
@@ -21,29 +21,29 @@ from hashlens.index.tree import Tree, best_tree, can_build, step_of
 from hashlens.kernels import Rows, View, from_blocks, joined_blocks, kernels, to_blocks
 from hashlens.machine import blocks, in_threads, n_threads, shares
 
-QUERIES = 256  # that one thread takes at once
-MANY = 32  # parts; with more, a search would spend its time between them
-SHARED = 8_000_000  # bytes of codes from which several threads answer one query sooner than one
-QUERIES_OF_A_TREE = 3_000  # cost as much time as building one
-WATCHED = 64  # queries after which it is seen whether trees still pay off
-UNASKED = 20_000_000  # codes, for which a tree is built without being asked for: it takes memory
-WITHOUT_TREES = (-1, False)  # what the view without them is kept under
+QUERIES = 256  # per task of a thread
+MANY = 32  # parts; with more, searches would be dominated by their overhead
+SHARED = 8_000_000  # bytes of codes; above, several threads answer one query faster than one thread
+QUERIES_OF_A_TREE = 3_000  # queries that cost as much time as building a tree
+WATCHED = 64  # queries after which to check whether trees still pay off
+UNASKED = 20_000_000  # most codes for which a tree, which takes memory, is built unasked
+WITHOUT_TREES = (-1, False)  # cache key of the view without trees
 NO_IDS = np.empty(0, np.int64)
 
 
 class Part(Rows):
-    """Codes in the order of their ids, as the kernels read them, and which of them were not removed."""
+    """Codes in the order of their ids, in the layout of the kernels, and which of them were not removed."""
 
     def __init__(
         self,
         blocks: np.ndarray,  # (n_blocks, n_bytes, 64) uint8; a memory map stays one
         n: int,
-        ids: np.ndarray | int,  # ascending, or the first of consecutive ones
+        ids: np.ndarray | int,  # ascending, or the first of consecutive ids
         removed: np.ndarray = NO_IDS,
         tables: Tables | None = None,
-        items: Callable[[], Any] = dict,  # the paths and labels of a catalog
+        items: Callable[[], Any] = dict,  # makes the paths and labels of a catalog
         tree: Tree | None = None,
-        tried: bool = False,  # whether a tree is faster
+        tried: bool = False,  # whether a tree was tried
         second: np.ndarray | None = None,  # blocks of the second codes
     ):
         super().__init__(blocks, n, ids)
@@ -60,7 +60,7 @@ class Part(Rows):
 
     @classmethod
     def joined(cls, parts: list["Part"]) -> "Part":
-        """One part of several, with all that was removed from them."""
+        """One part made of several, including all that was removed from them."""
         ids: np.ndarray | int = parts[0].first_id
         if any(isinstance(part._ids, np.ndarray) for part in parts) or any(
             after.first_id != before.last_id + 1 for before, after in pairwise(parts)
@@ -72,14 +72,14 @@ class Part(Rows):
         return cls(blocks, n, ids, second=joined_blocks(seconds) if seconds else None)
 
     def of_second(self) -> "Part":
-        """The second codes, to search by these alone."""
+        """The second codes, to search by them alone."""
         assert self.second is not None
         part = Part(self.second, len(self), self._ids)
         part.alive = self.alive
         return part
 
     def with_removed(self, ids: np.ndarray) -> "Part":
-        """The same codes; these are the removed ones, and no others."""
+        """The same codes with exactly these ids removed."""
         part = copy.copy(self)
         part.alive = None
         part.remove(ids)
@@ -94,7 +94,7 @@ class Part(Rows):
         return int(self._ids + len(self) - 1 if isinstance(self._ids, int) else self._ids[-1])
 
     def places(self, ids: np.ndarray) -> np.ndarray:
-        """The places of those ids that are here, ascending."""
+        """The positions of those ids that are here, ascending."""
         if isinstance(self._ids, int):
             found = ids - self._ids
             found = found[(found >= 0) & (found < len(self))]
@@ -104,7 +104,7 @@ class Part(Rows):
         return self.still(np.unique(found))
 
     def still(self, places: np.ndarray | None = None) -> np.ndarray:
-        """Those of these places, or of all, whose codes were not removed."""
+        """Those of the given positions, or of all, whose codes were not removed."""
         if places is None:
             return np.arange(len(self)) if self.alive is None else np.flatnonzero(self.alive)
         return places if self.alive is None else places[self.alive[places]]
@@ -114,7 +114,7 @@ class Part(Rows):
         if len(places):
             alive = np.ones(len(self), np.bool_) if self.alive is None else self.alive.copy()
             alive[places] = False
-            self.alive = alive  # searches that are under way keep the old one
+            self.alive = alive  # running searches keep the old array
         return len(places)
 
     @property
@@ -122,7 +122,7 @@ class Part(Rows):
         return 0 if self.alive is None else len(self) - int(np.count_nonzero(self.alive))
 
     def looks_up(self, radius: int) -> bool:
-        """Whether codes within this radius are found by tables, since that is cheaper."""
+        """Whether codes within this radius are looked up in tables, because that is cheaper."""
         return self.tables is not None and is_cheaper(len(self), self.blocks.shape[1], radius)
 
 
@@ -137,7 +137,7 @@ class HammingIndex(Index):
     def __init__(self, n_bits: int, parts: list[Part] | None = None, *, second_bits: int = 0):
         super().__init__(n_bits)
         require_levels(n_bits, second_bits)
-        self.second_bits = second_bits  # of the second codes; 0: the index holds none
+        self.second_bits = second_bits  # length of second codes; 0: none
         self._use(parts or [])
 
     def _use(self, parts: list[Part]) -> None:
@@ -145,7 +145,7 @@ class HammingIndex(Index):
         self._changed()
 
     def _changed(self) -> None:
-        """Forget what was computed from the parts."""
+        """Forget everything computed from the parts."""
         self._views: dict[tuple[int, bool], View] = {}
         self._n_asked = 0
         for name in ("seconds", "_n", "_first_ids"):
@@ -160,7 +160,7 @@ class HammingIndex(Index):
         return np.array([part.first_id for part in self.parts], np.int64)
 
     def _parts_of(self, ids: np.ndarray) -> list[Part]:
-        """The parts that can hold some of these ids: what is asked of few ids takes no time for all parts."""
+        """The parts that can hold some of these ids, so that few ids do not cost time in all parts."""
         numbers = np.unique(np.searchsorted(self._first_ids, ids, side="right") - 1)
         return [self.parts[number] for number in numbers.tolist() if number >= 0]
 
@@ -170,7 +170,7 @@ class HammingIndex(Index):
         return HammingIndex(self.second_bits, [part.of_second() for part in self.parts])
 
     def search(self, codes: Codes, k: int, *, among: Any = None, by: str = "first") -> tuple[np.ndarray, np.ndarray]:
-        """The nearest k of each query: distances (q, k) int32 and ids (q, k) int64; only `among` these ids.
+        """The nearest k of each query: distances (q, k) int32 and ids (q, k) int64; only `among` some ids.
 
         `by` is first, both or second (order.py); distances are those of the first code, unless it is second.
         """
@@ -187,7 +187,7 @@ class HammingIndex(Index):
         return found
 
     def order_ties(self, code: Codes, distances: np.ndarray, ids: np.ndarray) -> Found:
-        """What was found for a code, which must be in the index, ordered by both codes."""
+        """The results for a code, whose ids must be in the index, ordered by both codes."""
         assert code.second is not None
         order = np.argsort(ids)
         places = [(part, part.places(ids[order])) for part in self._parts_of(ids)]
@@ -196,7 +196,7 @@ class HammingIndex(Index):
         return ordered(distances[order], ids[order], distances_between(code.second, theirs)[0])
 
     def _asked_by(self, codes: Codes, by: str) -> "tuple[Codes, HammingIndex]":
-        """The codes to search with, and what to search in."""
+        """The codes to search with, and the index to search."""
         self._require(codes)
         self.require_by(by)
         if by == "first":
@@ -217,7 +217,7 @@ class HammingIndex(Index):
             raise UsageError(f"the index holds no second codes, so it cannot be searched by {by}; search by first")
 
     def _view(self, k: int, n_queries: int) -> View:
-        """All parts, with the trees that find k results sooner."""
+        """All parts, with the trees that find k results faster."""
         key = step_of(k), n_queries >= MANY_QUERIES
         view = self._views.get(key)
         if view is None:
@@ -228,7 +228,7 @@ class HammingIndex(Index):
         return view
 
     def _watch(self, view: View, n_queries: int, n_read: int) -> None:
-        """Stop using trees if these queries, unlike the codes they were tried with, make them read too much."""
+        """Stop using trees if they read too much for these queries, unlike for the codes used to try them."""
         if not view.most:
             return
         view.n_asked, view.n_read = view.n_asked + n_queries, view.n_read + n_read
@@ -243,7 +243,7 @@ class HammingIndex(Index):
         view.n_asked = view.n_read = 0
 
     def build_trees(self) -> None:
-        """Make `search` read only some of the codes where that is faster, which it is for most trained codes.
+        """Make `search` read only some of the codes if that is faster, as it is for most trained codes.
 
         This happens by itself, in the background, after enough queries to pay off.
         """
@@ -255,10 +255,10 @@ class HammingIndex(Index):
         self._views = {}
 
     def _asked(self, n_queries: int) -> None:
-        """Count queries, until trees are worth their time."""
+        """Count queries until building trees pays off."""
         self._n_asked += n_queries
         if self._n_asked >= QUERIES_OF_A_TREE:
-            self._n_asked = -(2**62)  # once for these parts
+            self._n_asked = -(2**62)  # only once for these parts
             parts = [part for part in self.parts if not part.tried and can_build(len(part)) and len(part) <= UNASKED]
             if parts:
                 threading.Thread(target=self._build_trees, args=(parts,), daemon=True).start()
@@ -267,7 +267,7 @@ class HammingIndex(Index):
         return self._n
 
     def build_tables(self) -> None:
-        """Make `within` answer small radii without reading all codes; 4 more bytes per code and 16 bits."""
+        """Make `within` answer small radii without reading all codes; takes 4 more bytes per code and 16 bits."""
         for part in self.parts:
             part.tables = part.tables or Tables.build(part)
 
@@ -278,7 +278,7 @@ class HammingIndex(Index):
         return bool(self.parts) and all(part.looks_up(min(radius, self.n_bits)) for part in self.parts)
 
     def histogram(self, code: Codes, *, among: Any = None, by: str = "first") -> np.ndarray:
-        """(n_bits + 1,) int64: how many codes, or how many `among` these ids, are 0, 1, … bits from the one code."""
+        """(n_bits + 1,) int64: how many codes, optionally only `among` some ids, are 0, 1, … bits from the one code."""
         if by == "second":
             return self.seconds.histogram(self._asked_by(code, by)[0], among=among)
         self._require(code)
@@ -297,7 +297,7 @@ class HammingIndex(Index):
         return counts.sum(axis=0)
 
     def batches(self, n: int) -> Iterator[tuple[Codes, np.ndarray]]:
-        """All codes and their ids, from at most n places at a time."""
+        """All codes and their ids, from at most n positions at a time."""
         for part in self.parts:
             for rows in blocks(len(part), n):
                 places = part.still(np.arange(rows.start, rows.stop))
@@ -332,7 +332,7 @@ class HammingIndex(Index):
     def _nearest(self, codes: Codes, k: int, among: np.ndarray | None, distances: np.ndarray, ids: np.ndarray) -> None:
         if among is not None:
             view = View(self._among(among), trees=False)
-        elif codes.second is not None:  # all that tie are read, and a tree has their places in no useful order
+        elif codes.second is not None:  # all ties are read, and trees have them in no useful order
             view = self._views.setdefault(WITHOUT_TREES, View(self.parts, trees=False))
         else:
             view = self._view(distances.shape[1], len(codes))
@@ -359,7 +359,7 @@ class HammingIndex(Index):
             in_threads(work, tasks)
             self._watch(view, len(codes), sum(n_read))
             return
-        # with few queries each thread reads a share of the database
+        # with few queries, each thread reads a share of the database
         n_shares = n_threads()
         found = np.empty((2, n_shares, *distances.shape), np.int64)
 
@@ -370,7 +370,7 @@ class HammingIndex(Index):
 
         in_threads(work_on, range(n_shares))
         apart, theirs = (np.concatenate(list(of), axis=1) for of in found)
-        apart[apart < 0] = np.iinfo(np.int64).max  # after all that was found
+        apart[apart < 0] = np.iinfo(np.int64).max  # sort after all results
         order = np.lexsort((theirs, apart))[:, : distances.shape[1]]
         distances[:] = np.take_along_axis(apart, order, axis=1)
         ids[:] = np.take_along_axis(theirs, order, axis=1)
@@ -390,20 +390,20 @@ class HammingIndex(Index):
         return found
 
     def _among(self, ids: np.ndarray | None) -> list[Part]:
-        """All parts or, with ids, parts that hold only these: copies, since they are few as a rule."""
+        """All parts or, with ids, copies of parts that hold only these, which are usually few."""
         if ids is None:
             return self.parts
         chosen = [(part, part.places(ids)) for part in self._parts_of(ids)]
         return [Part.of(self._codes(part, places), part.ids(places)) for part, places in chosen if len(places)]
 
     def _sort(self) -> None:
-        """Join all parts in the order of ids: equal distances are ordered by id because codes are."""
+        """Join all parts in the order of ids, which makes results at equal distances ordered by id."""
         codes, ids = self._joined()
         order = np.argsort(ids, kind="stable")
         self.parts = [Part.of(codes[order], ids[order])]
 
     def _joined(self, parts: list[Part] | None = None) -> tuple[Codes, np.ndarray]:
-        """Codes and ids of these parts, or of all, one after the other, without what was removed."""
+        """Concatenated codes and ids of these parts, or of all, without removed ones."""
         parts = self.parts if parts is None else parts
         places = [part.still() for part in parts]
         codes = [self._codes(part, still) for part, still in zip(parts, places, strict=True)]

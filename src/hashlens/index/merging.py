@@ -1,9 +1,9 @@
-"""Merging: the sizes of the parts of an index in, which of them to join out (log-structured merging).
+"""Merging: the sizes of an index's parts in, which of them to join out (log-structured merging).
 
-Every addition is a part of its own. Parts of about the same size are joined when there are 8 of them, and smaller ones
-with the next that is larger, so that there are at most 7 of each size: their number grows with the logarithm of the
-index, and a code is rewritten once per step of 8. A part of 16 million codes is full and is never rewritten: that
-bounds the time and memory of every addition, and of building its tree.
+Every addition makes a new part. Eight parts of about the same size are joined, together with any smaller ones, so that
+there are at most 7 of each size: their number grows with the logarithm of the index size, and a code is rewritten once
+per factor of 8. A part of 16 million codes is full and never rewritten, which bounds the time and memory of every
+addition, and of building its tree.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FULL = 1 << 24  # codes; a joined part has fewer than twice as many
 
 
 def parts_to_join(sizes: Sequence[int]) -> slice | None:
-    """The first parts that are to be joined, as if all had been added one after the other; None if there are none."""
+    """The first parts to join, as if all had been added one after the other; None if there are none."""
     for end in range(2, len(sizes) + 1):
         first = _first_to_join(sizes[:end])
         if first < end - 1:
@@ -24,7 +24,7 @@ def parts_to_join(sizes: Sequence[int]) -> slice | None:
 
 
 def _first_to_join(sizes: Sequence[int]) -> int:
-    """The first of those that are to be joined with the last one."""
+    """The first of the parts to join with the last one."""
     first = len(sizes) - 1
     total = sizes[first]
     while first and total < FULL and sizes[first - 1] < FULL:

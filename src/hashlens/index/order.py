@@ -1,6 +1,6 @@
 """The order of hits: nearest first, and among equal distances the lowest id first, in every index and engine.
 
-Where images have a second code, a search is by
+If images have a second code, a search is ordered by
 
 first    the distance of the first code, then the id
 both     the distance of the first code, then that of the second, then the id
@@ -23,7 +23,7 @@ def ordered(distances: Any, ids: Any, seconds: Any = None) -> Found:
 
 
 def together(parts: Sequence[list[Found]]) -> list[Found]:
-    """The answers to the same queries from several parts of an index, as one."""
+    """The answers to the same queries from several parts of an index, merged."""
     return [
         ordered(np.concatenate([d for d, _ in of_query]), np.concatenate([i for _, i in of_query]))
         for of_query in zip(*parts, strict=True)

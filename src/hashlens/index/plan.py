@@ -1,13 +1,13 @@
-"""Plan: a number of images and a code length in; memory, disk, time, machines and cost per query of each engine out.
+"""Plan: a number of images and a code length in, memory, disk, time, machines and cost per query of each engine out.
 
-The model of the index folder has a handful of constants, which `fitted` takes from what benchmarks/big.py measured at
-two sizes; those of Milvus and PostgreSQL are from benchmarks/engine_costs.py. Times are seconds of one core like that
-of the measurement, so they can be compared with each other and scaled. A plan says how many times beyond the largest
-measured size it is.
+The model of the index folder has a handful of constants, which `fitted` derives from measurements at two sizes by
+benchmarks/big.py; those of Milvus and PostgreSQL are from benchmarks/engine_costs.py. Times are seconds of one core of
+the measuring machine, so they can be compared with each other and scaled. A plan states by what factor it exceeds the
+largest measured size.
 
-How long a query of trained codes takes in the folder is the one figure that does not follow from smaller sizes: most
-queries find k images with exactly their code at once, the others make trees read on, and with more images there are
-fewer of those. So it is a line through the two largest sizes, above which a query that reads all codes is the bound.
+Only the query time of trained codes in the folder does not follow from smaller sizes: most queries immediately find k
+images with exactly their code, the others make trees read on, and there are fewer of those with more images. So it is a
+line through the two largest sizes, bounded by the time of a query that reads all codes.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from hashlens.kernels import LANES
 from hashlens.progress import counted, duration
 
 FEATURES = 4096  # values of the CNN feature that a code replaces, 4 bytes each
-SHARD = 65_536  # images that encode writes, and index adds, at a time
-MOST = 10**12  # images, beyond which no plan means anything
-MACHINE = {"memory": 64e9, "disk": 2e12, "cores": 16}  # that a plan counts with
-LARGEST = 1.1e12  # memory of one machine where one of those is too small and the index cannot be divided
-USABLE = 0.75  # of its memory
-KEY_BYTES = 9  # of a key with its share of the filter
-MEASURED_BYTES = 6  # of a code in the measurements
+SHARD = 65_536  # images that `encode` writes, and `index` adds, at once
+MOST = 10**12  # images; plans beyond are meaningless
+MACHINE = {"memory": 64e9, "disk": 2e12, "cores": 16}  # the machine assumed by plans
+LARGEST = 1.1e12  # memory of a machine for indexes that cannot be divided
+USABLE = 0.75  # usable share of a machine's memory
+KEY_BYTES = 9  # per key, with its share of the filter
+MEASURED_BYTES = 6  # per code in the measurements
 Row = Mapping[str, Any]
 
 
 def fitted(rows: Sequence[Row]) -> dict[str, float]:
     """The constants of the folder, from the two largest of these sizes; see `folder_at` for what they mean.
 
-    What merging costs is seen in the two largest that are at most one full part; beyond, lookups grow alone.
+    The cost of merging follows from the two largest sizes of at most one full part; beyond, only lookups grow.
     """
     rows = sorted(rows, key=lambda row: row["n"])
     a, b = rows[-2:]
@@ -46,7 +46,7 @@ def fitted(rows: Sequence[Row]) -> dict[str, float]:
     add, lookup = last - step * _steps(merged[1]["n"]), b["new_keys"] / SHARD / b["parts"]
     if b["n"] > FULL:
         lookup = (b["build"]["cpu"] / b["n"] - add - step * _steps(b["n"])) / (b["n"] / FULL / 2)
-    beyond = [row["disk"]["tree"] / row["n"] - 4 for row in (a, b)]  # 4 bytes are the place of each image
+    beyond = [row["disk"]["tree"] / row["n"] - 4 for row in (a, b)]  # 4 bytes are each image's position
     checked = [row["disk"]["blocks"] + row["disk"]["tree"] for row in (a, b)]
     resident = max(b[when]["all"] for when in ("memory_searched", "memory_scanned")) - b["memory_before"]["all"]
     return {
@@ -66,7 +66,7 @@ def fitted(rows: Sequence[Row]) -> dict[str, float]:
     }
 
 
-# what `fitted` finds in benchmarks/results/big.json; a test compares them
+# the result of `fitted` on benchmarks/results/big.json; a test compares them
 FOLDER: dict[str, float] = {
     "measured_to": 100000000.0,
     "add_seconds": 1.448e-06,
@@ -82,7 +82,7 @@ FOLDER: dict[str, float] = {
     "query_base": 0.0002047,
     "query_seconds": 7.138e-13,
 }
-# of codes of 48 bits, from benchmarks/results/engines.json; a test compares them
+# for 48-bit codes, from benchmarks/results/engines.json; a test compares them
 ENGINES: dict[str, dict[str, float]] = {
     "milvus": {
         "measured_to": 1000000.0,
@@ -118,9 +118,9 @@ APPROXIMATE = {"milvus": "ivf", "pgvector": "hnsw"}
 
 
 def engine_constants(sizes: Sequence[Row]) -> dict[str, float]:
-    """The constants of an engine: a query by the two largest sizes, the rest per image at the largest of them.
+    """The constants of an engine: query times from the two largest sizes, the rest per image at the largest.
 
-    Memory and disk are without what it takes when it is empty. The approximate index may have been measured at fewer.
+    Memory and disk exclude those of the empty engine. The approximate index may have been measured at smaller sizes.
     """
     a, b = sorted(sizes, key=lambda row: row["n"])[-2:]
     n, before = b["n"], b["before"]
@@ -136,12 +136,12 @@ def engine_constants(sizes: Sequence[Row]) -> dict[str, float]:
         "disk": (b["disk"] - before["disk"]) / n,
         "approximate_at": near["n"],
         "recall": near["approximate"]["recall"],
-        "faster": near["query"]["cpu"] / near["approximate"]["query"]["cpu"],  # than the exact search at that size
+        "faster": near["query"]["cpu"] / near["approximate"]["query"]["cpu"],  # than exact search at that size
     }
 
 
 def plan(n: int, n_bits: int, second_bits: int = 0) -> dict[str, Any]:
-    """What n images cost in the index folder, in Milvus and in PostgreSQL, and what to use at that size."""
+    """The costs of n images in the index folder, in Milvus and in PostgreSQL, and which of them to use."""
     if n < 1 or n_bits < 1:
         raise UsageError(f"n and bits must be >= 1, got {n:,} and {n_bits}")
     if n > MOST:
@@ -149,7 +149,7 @@ def plan(n: int, n_bits: int, second_bits: int = 0) -> dict[str, Any]:
     if second_bits < 0:
         raise UsageError(f"second-bits must be >= 0, got {second_bits}")
     folder = folder_at(n, n_bits, second_bits, FOLDER)
-    second = blocks_bytes(n, second_bits)  # the engines were measured without
+    second = blocks_bytes(n, second_bits)  # engines were measured without second codes
     wide = _bytes(n_bits) / MEASURED_BYTES
     ways: dict[str, dict[str, Any]] = {"folder": folder | {"measured_to": FOLDER["measured_to"]}}
     for name, each in ENGINES.items():
@@ -157,7 +157,7 @@ def plan(n: int, n_bits: int, second_bits: int = 0) -> dict[str, Any]:
         held = n * each["disk"] + more
         query = each["query_base"] + n * each["query_seconds"] * wide
         ways[name] = {
-            # PostgreSQL keeps little itself, but a scan is only fast if the system has the table in memory
+            # PostgreSQL needs little memory itself, but scans are only fast if the system caches the table
             "memory": each["memory_base"] + (held if name == "pgvector" else n * each["memory"] + more),
             "disk": held,
             "build_seconds": n * each["insert_seconds"],
@@ -167,7 +167,7 @@ def plan(n: int, n_bits: int, second_bits: int = 0) -> dict[str, Any]:
         }
     for name, way in ways.items():
         way["machines"], way["machine_memory"] = _machines(name, way)
-        # one core reads a folder about as fast as memory is; servers compute more and share that
+        # one core reads a folder at about memory speed; servers compute more, and their cores share the memory
         cores = 1 if name == "folder" else MACHINE["cores"] * (way["machines"] or 0)
         way["shared_seconds"] = way["scan_seconds"] / cores if cores else None
         way["beyond"] = max(1.0, n / way["measured_to"])
@@ -251,7 +251,7 @@ def _approximate(name: str) -> str:
 
 
 def _machines(name: str, way: Mapping[str, Any]) -> tuple[int | None, float]:
-    """How many machines with how much memory; None where it does not fit on one and does not spread."""
+    """The number of machines and their memory; None if one is too small and the engine cannot be divided."""
     memory = MACHINE["memory"]
     if name == "milvus":
         return max(1, math.ceil(way["memory"] / (USABLE * memory))), memory
@@ -281,13 +281,13 @@ def brief(seconds: float) -> str:
 
 
 def folder_at(n: int, n_bits: int, second_bits: int, found: Mapping[str, float]) -> dict[str, float]:
-    """What an index folder of n images costs by these constants: bytes, and seconds of one core."""
+    """The costs of an index folder of n images by these constants: bytes, and seconds of one core."""
     size = _bytes(n_bits) / MEASURED_BYTES
     codes, second = blocks_bytes(n, n_bits), blocks_bytes(n, second_bits)
-    part = min(n, FULL)  # has a tree of its own
+    part = min(n, FULL)  # each full part has its own tree
     tree = n * (4 + found["tree_bytes"] * size * (part / found["measured_to"]) ** found["tree_power"])
     checked = codes + second + tree
-    full = n / FULL / 2  # parts in which keys are looked up, half of those at the end
+    full = n / FULL / 2  # parts to look up keys in: on average half of the final number
     build = found["add_seconds"] + found["merge_seconds"] * _steps(n) + found["lookup_seconds"] * full
     return {
         "memory": found["memory_base"] + found["memory_share"] * (codes + tree) + second,
@@ -308,7 +308,7 @@ def _bytes(n_bits: int) -> int:
 
 
 def _steps(n: int) -> float:
-    """How often a code has been rewritten by merging when there are n."""
+    """How often merging has rewritten a code in an index of n."""
     return max(0.0, math.log(min(n, FULL) / SHARD, FAN))
 
 

@@ -16,17 +16,17 @@ import numpy as np
 
 from hashlens.kernels import Rows, kernels
 
-PIECE = 16  # bits, two bytes of a code
+PIECE = 16  # bits: two bytes of a code
 N_VALUES = 1 << PIECE
-# measured at 48 and 128 bits, in codes that a scan reads in the same time
-LOOK_UP = 200  # of one code
-START = 60_000  # of a query
+# costs, measured at 48 and 128 bits, in codes that a scan reads in the same time
+LOOK_UP = 200  # per code looked up
+START = 60_000  # per query
 
 
 class Tables(NamedTuple):
-    """For each piece, the places of all codes in the order of their values there."""
+    """For each piece, the positions of all codes, sorted by the value of that piece."""
 
-    starts: np.ndarray  # (n_pieces, 65,537) uint32: where the places of each value start
+    starts: np.ndarray  # (n_pieces, 65,537) uint32: where the positions of each value start
     places: np.ndarray  # (n_pieces, n) uint32
 
     @classmethod
@@ -57,13 +57,13 @@ def table_bytes(n: int, n_bits: int) -> int:
 
 
 def is_cheaper(n: int, n_bytes: int, radius: int) -> bool:
-    """Whether tables answer sooner than reading all n codes, if values are evenly spread."""
+    """Whether tables are faster than reading all n codes, if values are evenly spread."""
     n_values = sum(comb(PIECE, bits) for r in _radii(n_pieces(n_bytes), radius) for bits in range(r + 1))
     return START + LOOK_UP * n_values * (1 + n / N_VALUES) < n
 
 
 def _radii(pieces: int, radius: int) -> np.ndarray:
-    """How far each piece is looked around; -1 where it need not be."""
+    """The search radius in each piece; -1 if the piece can be skipped."""
     whole, rest = divmod(radius, pieces)
     return np.array([whole if piece <= rest else whole - 1 for piece in range(pieces)], np.int32)
 

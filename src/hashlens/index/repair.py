@@ -1,9 +1,9 @@
 """Repair: an index with damaged files in, the same index with all files intact out.
 
-What has a copy is restored from it, and tables from the codes. Damaged codes are taken from the codes folder or made
-again from the images; damaged paths and labels are those of the codes folder whose codes are the same. What cannot be
-restored leaves the index and is counted; but where only second codes cannot be restored, the index goes on without any.
-Ids stay the same, except where they themselves are lost.
+Files with a copy are restored from it, and tables from the codes. Damaged codes are taken from the codes folder or
+computed again from the images; damaged paths and labels are looked up in the codes folder by code. Images that cannot
+be restored are removed and counted; if only second codes cannot be restored, the index continues without any. Ids stay
+the same, unless they are lost themselves.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from hashlens.progress import Progress
 def repair(
     path: Path, codes: Sequence[Path] = (), model: Path | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Restore what is damaged; returns the names of the files and how many images were lost."""
+    """Restore all damaged files; returns their names and how many images were lost."""
     progress = progress or Progress(quiet=True)
     if not path.is_dir():
-        IndexFolder.open(path)  # which says what is missing
+        IndexFolder.open(path)  # raises an error that says what is missing
     with alone_in(path):
         facts, repaired = _facts(path)
         had_second = "second_bits" in facts
@@ -50,7 +50,7 @@ def repair(
             if facts[kind] and facts[kind]["name"] in bad:
                 why = "and so is its copy: it is not known which images were removed"
                 raise damaged(path / facts[kind]["name"], why, _build_again(path))
-        for part in facts["parts"]:  # keys are made again when they are needed
+        for part in facts["parts"]:  # keys are made again when needed
             if any(f"{part['name']}.{kind}" in bad for kind in KEYS):
                 bad -= {f"{part['name']}.{kind}" for kind in KEYS if part["files"].pop(kind)}
         given = _Given(codes, model, path, facts["model"], progress)
@@ -70,7 +70,7 @@ def _build_again(path: Path) -> str:
 
 
 def _facts(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """What index.json or its copy says."""
+    """The facts in index.json or its copy, and the names of damaged files."""
     found, wrong = {}, {}
     for name in ("index.json", f"index.json{COPY}"):
         try:
@@ -94,10 +94,10 @@ def _is_bad(path: Path, facts: dict[str, Any]) -> bool:
 
 
 def _replace_parts(path: Path, facts: dict[str, Any], bad: set[str], given: _Given) -> int:
-    """Write every part that has damaged files again, and change `facts`; returns how many images were lost."""
+    """Rewrite every part that has damaged files, and change `facts`; returns how many images were lost."""
     wanted = [part for part in facts["parts"] if any(f"{part['name']}.{kind}" in bad for kind in part["files"])]
     salvaged = {part["name"]: _salvage(path, part, facts, bad, given) for part in wanted}
-    if any(codes.second is None for codes, _, _ in salvaged.values()):  # of some: then all do without
+    if any(codes.second is None for codes, _, _ in salvaged.values()):  # if some are lost, all are dropped
         facts.pop("second_bits", None)
         for part in facts["parts"]:
             part["files"].pop("second.npy", None)
@@ -110,7 +110,7 @@ def _replace_parts(path: Path, facts: dict[str, Any], bad: set[str], given: _Giv
         codes, items, ids = salvaged[part["name"]]
         codes = index.require_second(codes)
         lost += part["n"] - len(codes)
-        if ids is None:  # lost: they get new ones
+        if ids is None:  # lost, so assign new ones
             ids = np.arange(facts["next_id"], facts["next_id"] + len(codes))
             facts["next_id"] += len(codes)
         if len(codes):
@@ -129,7 +129,7 @@ def _first_id(path: Path, part: dict[str, Any]) -> int:
 def _salvage(
     path: Path, part: dict[str, Any], facts: dict[str, Any], bad: set[str], given: _Given
 ) -> tuple[Codes, pa.Table, np.ndarray | None]:
-    """The codes, items and ids of a part: what is intact of them, and what can be restored."""
+    """The codes, items and ids of a part, as far as they are intact or can be restored."""
     second_bits = facts.get("second_bits", 0)
 
     def file(kind: str) -> CheckedFile:
@@ -163,7 +163,7 @@ def _salvage(
         items = items.take(kept)
     elif items is not None and second_bits and codes.second is None:
         again, rows = given.codes_of(items)
-        if len(rows) == n:  # those that are intact stay, whatever another machine would round
+        if len(rows) == n:  # keep intact codes, even if this machine would round differently
             codes = replace(codes, second=again.second)
         kept = np.arange(n)
     elif items is None:
@@ -175,7 +175,7 @@ def _salvage(
 
 
 class _Given:
-    """What an index can be restored from: the codes folders, or the model and the images."""
+    """The sources for restoring an index: the codes folders, or the model and the images."""
 
     def __init__(
         self, codes: Sequence[Path], model: Path | None, near: Path, made_with: dict[str, str], progress: Progress
@@ -186,12 +186,12 @@ class _Given:
             ModelFolder.require_same(made_with, folder.model, near)
 
     def codes_of(self, items: pa.Table) -> tuple[Codes, np.ndarray]:
-        """The codes of images by their paths, and the rows of those that have one."""
+        """The codes of images by their paths, and the rows of images that have one."""
         if not self.folders:
             return self._encoded(items)
         places = {path: row for row, path in enumerate(items["path"].to_pylist())}
         found: list[Codes] = []
-        last = np.full(len(items), -1)  # which of them is the last of each image
+        last = np.full(len(items), -1)  # the last code of each image
         for shard in shards_in_order(self.folders):
             codes, table = shard.load()
             rows = [row for row, path in enumerate(table["path"].to_pylist()) if path in places]
@@ -215,7 +215,7 @@ class _Given:
         return codes_in(encoded.take(kept), encoder.n_bits, encoder.second_bits), kept
 
     def items_of(self, codes: Codes) -> tuple[pa.Table, np.ndarray]:
-        """For each code the first image of the codes folder that has it and was not taken yet, and the rows found."""
+        """For each code, the first image in the codes folder that has it and is not taken yet; and the rows found."""
         if not self.folders:
             raise DataError(
                 f"the paths in {self.near} are damaged; name the folder of its codes: hashlens index repair"

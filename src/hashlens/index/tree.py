@@ -1,13 +1,13 @@
-"""A tree over distinct codes: codes in, arrays out with which the nearest are found without reading all codes.
+"""A tree over distinct codes: codes in, arrays out for finding the nearest codes without reading all.
 
-Trained codes repeat, and those that differ lie in few clusters. Equal codes are kept once, with the places where they
-occur. The distinct ones are ordered so that codes which share many bits stand side by side: all are split by the bit
-that halves them best, then each half, until 64 are left. For each block of 64 codes, and for each 64 blocks, the bits
-that all of them share are known, and how many of these differ from a query is a lower bound of all their distances:
-blocks beyond the k-th nearest so far are not read. The answers are those of the scan, ties and ids included.
+Trained codes repeat, and distinct ones form few clusters. Equal codes are kept once, with the positions where they
+occur. Distinct codes are ordered so that codes with many common bits are adjacent: all are split by the bit that halves
+them best, then each half, until 64 are left. For each block of 64 codes, and for each 64 blocks, the bits common to all
+are stored. The number of these bits that differ from a query is a lower bound of all distances in the block, so blocks
+beyond the k-th nearest so far are not read. The answers equal those of a scan, including ties and ids.
 
-An index in a folder keeps a tree as one array of bytes, the arrays of `Tree` one after the other, and what was found by
-trying it: another machine is not so different that it must try again.
+An index folder stores a tree as one array of bytes, the arrays of `Tree` one after the other, with the results of
+trying it, which other machines need not repeat.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from hashlens.kernels import LANES, Rows, View, kernels, to_blocks
 from hashlens.kernels.compiled import arrange, grouped, levels
 from hashlens.machine import blocks
 
-FEWEST = 20_000  # codes; fewer are read sooner than a tree is worth
-MOST = 2**32 - 1  # codes; places are 32 bits
-SAMPLE = 16  # codes that are searched for to see whether a tree is faster
-STEPS = (1, 10, 100, 1_000)  # results for which that is tried
-MANY = 16  # queries at once, for which a scan reads codes while they are in the cache
+FEWEST = 20_000  # codes; with fewer, a tree is not worth building
+MOST = 2**32 - 1  # codes; positions have 32 bits
+SAMPLE = 16  # codes to search for when trying a tree
+STEPS = (1, 10, 100, 1_000)  # numbers of results to try
+MANY = 16  # queries at once; a scan reads codes for all of them while they are in the cache
 ROUNDS = 7
-FASTER = 0.7  # of the time of a scan, so that noise does not choose what is slower
-WAYS = tuple(product(range(len(STEPS)), (False, True)))  # what is tried: steps, and whether for many queries
-LATER = 0.9  # of it, up to which other queries may bring a tree that was chosen
+FASTER = 0.7  # required share of a scan's time, below 1 so that noise does not select a slower tree
+WAYS = tuple(product(range(len(STEPS)), (False, True)))  # cases to try: steps, and whether for many queries
+LATER = 0.9  # share of a scan's time up to which a chosen tree stays in use
 
 
 class Tree:
-    """What `climb` in core.c reads."""
+    """The arrays that `climb` in core.c reads."""
 
     def __init__(self, arrays: list[np.ndarray], n_distinct: int):
         self.arrays = arrays  # blocks, values, masks, top values, top masks, starts, places
         self.n_distinct = n_distinct
-        # where it is faster than a scan: (step, whether for many queries) and the blocks per query up to which it is
+        # where it is faster than a scan: {(step, whether for many queries): blocks per query up to which it is}
         self.most: dict[tuple[int, bool], float] = {}
-        self.radius = -1  # up to which it finds everything sooner than a scan
+        self.radius = -1  # largest radius at which it is faster than a scan
 
     @classmethod
     def build(cls, rows: Rows) -> Tree:
@@ -55,14 +55,14 @@ class Tree:
         order = arrange(words)
         distinct = words.view(np.uint8)[:, :n_bytes]
 
-        place_of = np.empty(len(order), np.uint32)  # of each group in the tree
+        place_of = np.empty(len(order), np.uint32)  # position of each group in the tree
         place_of[order] = np.arange(len(order), dtype=np.uint32)
         owner = place_of[groups]
         starts = np.zeros(len(order) + 1, np.uint32)
         np.cumsum(np.bincount(owner, minlength=len(order)), out=starts[1:])
         places = np.argsort(owner, kind="stable").astype(np.uint32)
 
-        last = np.repeat(distinct[-1:], -len(distinct) % LANES, axis=0)  # fills the last block without changing it
+        last = np.repeat(distinct[-1:], -len(distinct) % LANES, axis=0)  # pads the last block, keeping its common bits
         of_block = np.concatenate([distinct, last]).reshape(-1, LANES, n_bytes)
         low, high = np.bitwise_and.reduce(of_block, axis=1), np.bitwise_or.reduce(of_block, axis=1)
         inner = [to_blocks(low), to_blocks(~(low ^ high))]
@@ -73,19 +73,19 @@ class Tree:
         )
 
     def weights(self, alive: np.ndarray) -> np.ndarray:
-        """How often each distinct code occurs, without what was removed."""
+        """How often each distinct code occurs, without removed ones."""
         starts, places = self.arrays[-2:]
         return np.add.reduceat(alive[places], starts[:-1], dtype=np.uint32)
 
     def try_out(self, rows: Rows, n_bits: int) -> bool:
-        """Find out where it is faster than a scan, by some of the codes; returns whether it is anywhere."""
+        """Measure with some of the codes where the tree is faster than a scan; returns whether it is anywhere."""
         places = np.unique(np.linspace(0, len(rows) - 1, SAMPLE).astype(np.int64))
         queries = rows.codes(places)
         with_tree = Rows(rows.blocks, rows.n, rows._ids)
         with_tree.alive, with_tree.tree = rows.alive, self
         ways = View([rows], trees=False), View([with_tree])
         for step, k in enumerate(STEPS):
-            shape = len(queries), k + 1  # each finds itself too
+            shape = len(queries), k + 1  # one more, as each finds itself too
             distances, ids = np.empty(shape, np.int32), np.empty(shape, np.int64)
 
             def ask(
@@ -98,7 +98,7 @@ class Tree:
 
             for many in (False, True):
                 size = len(queries) if many else 1
-                taken = [[ask(view, size) for view in ways] for _ in range(ROUNDS)]  # in turns, against drift
+                taken = [[ask(view, size) for view in ways] for _ in range(ROUNDS)]  # in turns, to cancel drift
                 (of_scan, _), (of_tree, n_read) = np.min(taken, axis=0)
                 if of_tree < FASTER * of_scan:
                     self.most[step, many] = float(n_read / len(queries) * LATER * of_scan / of_tree)
@@ -107,7 +107,7 @@ class Tree:
         return bool(self.most)
 
     def flat(self) -> np.ndarray:
-        """All arrays as one of bytes, each from the start of a line of memory."""
+        """All arrays as one array of bytes, each aligned to a cache line."""
         sizes = [array.nbytes for array in self.arrays]
         flat = np.zeros(sum(map(_lines, sizes)), np.uint8)
         for array, room in zip(self.arrays, _cut(flat, sizes), strict=True):
@@ -120,7 +120,7 @@ class Tree:
 
     @classmethod
     def from_flat(cls, flat: np.ndarray, n: int, n_bits: int, facts: dict[str, Any]) -> Tree:
-        """What `flat` and `facts` describe; a ValueError if the kernels could not trust it."""
+        """The tree described by `flat` and `facts`; a ValueError if it is not safe for the kernels."""
         kinds = _kinds(n, -(-n_bits // 8), facts["n_distinct"])
         pairs = zip(_cut(flat, _sizes(kinds)), kinds, strict=True)
         tree = cls([room.view(dtype).reshape(shape) for room, (shape, dtype) in pairs], facts["n_distinct"])
@@ -145,7 +145,7 @@ def tree_bytes(n: int, n_bits: int, n_distinct: int) -> int:
 
 
 def step_of(k: int) -> int:
-    """The step that says whether a tree is faster for k results; the last one, for which none is, beyond all."""
+    """The index of the step that applies to k results; beyond all steps, where trees are never used, the last."""
     return bisect_left(STEPS, k)
 
 
@@ -156,7 +156,7 @@ def best_tree(rows: Rows, n_bits: int) -> Tree | None:
 
 
 def can_build(n: int) -> bool:
-    """Whether a tree can help: there are enough codes, and the kernels are compiled."""
+    """Whether a tree can help: enough codes and compiled kernels."""
     return FEWEST <= n <= MOST and bool(levels()) and kernels().name != "numpy"
 
 
@@ -174,11 +174,11 @@ def _sizes(kinds: list[tuple[tuple[int, ...], type]]) -> list[int]:
 
 
 def _lines(size: int) -> int:
-    """Bytes of the lines of memory that so many bytes take."""
+    """The size rounded up to whole cache lines."""
     return -(-size // LANES) * LANES
 
 
 def _cut(flat: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
-    """Places of these sizes, each from the start of a line of memory."""
+    """Consecutive pieces of these sizes, each aligned to a cache line."""
     starts = np.cumsum([0, *map(_lines, sizes)])
     return [flat[start : start + size] for start, size in zip(starts, sizes, strict=False)]

@@ -1,8 +1,8 @@
-"""Upgrade: index.json of an older version in, that of this version out, once every file was compared with its SHA-256.
+"""Upgrade: index.json of an older version in, one of this version out, after verifying every file by its SHA-256.
 
-Version 5 has no keys, which the first addition makes. Version 4 has no checksums of blocks: its files stay as they are,
-and index.json is replaced if the folder can be written to. Version 3 has the codes in another order, pieces of 16 bits;
-they are written again.
+Version 5 has no keys; the first addition makes them. Version 4 has no checksums of blocks: its files stay, and
+index.json is replaced if the folder is writable. Version 3 has the codes in another order, pieces of 16 bits; they are
+rewritten.
 """
 
 import re
@@ -42,7 +42,7 @@ def upgraded(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
     if before == "hashlens index 5":
         return facts | {"format": now.FORMAT}
     odd = before == "hashlens index 3" and -(-conform(facts.get("n_bits"), now.SCHEMA["n_bits"]) // 8) % 2
-    if before not in CODES or (odd and facts.get("forgotten")):  # keys of removed images were made of whole pieces
+    if before not in CODES or (odd and facts.get("forgotten")):  # keys of removed images came from whole pieces
         raise MismatchError(f"{path} has the format {before[:60]!r}, this version reads {now.FORMAT!r}; build it again")
     conform(facts, _schema(before), "index.json")
     parts = [_part(path, part, facts["n_bits"]) for part in facts["parts"]]
@@ -50,7 +50,7 @@ def upgraded(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
     for kind in ("removed", "forgotten"):
         if one := facts[kind]:
             facts[kind] = {"name": one["name"], "n": one["n"]} | _file(path / one["name"], one["sha256"])
-    with suppress(StorageError, UsageError, OSError), alone_in(path):  # read-only, or being written to: next time
+    with suppress(StorageError, UsageError, OSError), alone_in(path):  # if read-only or locked, upgrade next time
         for name in now.files_of(facts):
             if name.endswith(now.COPY):
                 now.copy_file(path / name.removesuffix(now.COPY), path / name)

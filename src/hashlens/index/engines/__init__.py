@@ -1,8 +1,8 @@
 """Engines: the contract of index/base.py fulfilled by Milvus, PostgreSQL or faiss's inverted lists.
 
-A server (server.py) holds everything that an index folder holds. Only codes and ids go to faiss; paths and labels stay
-in the index folder, whose ids are the same. An engine is a dataclass whose fields are its settings. Its packages are
-the extra of its name and imported when it is opened.
+A server (server.py) holds everything that an index folder holds. faiss gets only codes and ids; paths and labels stay
+in an index folder with the same ids. An engine is a dataclass whose fields are its settings. Its packages are in the
+extra with its name and are imported when it is opened.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from hashlens.settings import parse
 
 BATCH = 50_000  # codes copied at a time
 VERIFY = 1_000  # codes compared at a time
-FLUSH = 20  # batches between flushes: what is copied again after a crash
+FLUSH = 20  # batches between flushes, which a crash makes it copy again
 
 
 def open_engine(
@@ -37,9 +37,9 @@ def open_engine(
     second_bits: int = 0,
     model: dict[str, str] | None = None,
 ) -> Index:
-    """Open an index of that engine, with settings such as n_probe=32; without `n_bits` it must exist.
+    """Open an index in an engine, with settings such as n_probe=32; without `n_bits` it must exist.
 
-    A new one is for codes of these lengths, made by this model.
+    A new index is for codes of these lengths, made by this model.
     """
     if name not in ENGINES:
         raise UsageError(f"unknown engine {name}; choose one of {', '.join(ENGINES)}")
@@ -54,7 +54,7 @@ def open_engine(
 
 
 def open_server(name: str, where: str | None, settings: Iterable[str] = (), **new: Any) -> Engine:
-    """An engine that holds paths and labels itself; `new` is what `open_engine` takes for one that does not exist."""
+    """Open an engine that also holds paths and labels; `new` are the arguments of `open_engine` for a new index."""
     if name in ENGINES and name not in SERVERS:
         raise UsageError(f"the engine {name} holds codes alone; name the folder of its index too")
     found = open_engine(name, new.pop("n_bits", None), where or "", settings, **new)
@@ -63,7 +63,7 @@ def open_server(name: str, where: str | None, settings: Iterable[str] = (), **ne
 
 
 def copy_index(folder: Catalog, engine: Index, progress: Progress | None = None) -> dict[str, int]:
-    """Copy all codes and ids of an index folder to an engine; those it already has are not sent again.
+    """Copy all codes and ids of an index folder to an engine, except those it already has.
 
     A server gets second codes, paths and labels too. The same call resumes an interrupted copy. Codes removed from the
     folder after a copy stay in the engine.
@@ -89,12 +89,12 @@ def copy_index(folder: Catalog, engine: Index, progress: Progress | None = None)
 
 
 def verify_copy(folder: IndexFolder, engine: Index, progress: Progress | None = None) -> dict[str, int]:
-    """Compare every code of an index folder with the one that the engine has under its id."""
+    """Compare every code of an index folder with the engine's code of the same id."""
     missing, different = 0, list[int]()
     with (progress or Progress(quiet=True)).bar("compared", len(folder)) as advance:
         for codes, ids in folder.batches(VERIFY):
             there = np.isin(ids, engine.contains(ids))
-            same = engine.within(codes, 0, among=ids)  # the ids of codes that are the same as each
+            same = engine.within(codes, 0, among=ids)  # the ids of equal codes, per code
             different += [int(ids[row]) for row in np.flatnonzero(there) if ids[row] not in same[row][1]]
             missing += int((~there).sum())
             advance(len(ids))
@@ -108,6 +108,6 @@ def verify_copy(folder: IndexFolder, engine: Index, progress: Progress | None = 
 
 
 def _require_copy(path: Path, codes: Codes, ids: np.ndarray, engine: Index) -> None:
-    """Refuse an engine that holds another index under the same ids: one code per batch is compared."""
+    """Refuse an engine that holds another index under the same ids: compares one code per batch."""
     if len(ids) and engine.search(codes[0], 1, among=ids[:1])[0][0, 0] != 0:
         raise MismatchError(f"the code of id {ids[0]} in the engine differs from that in {path}; choose another place")

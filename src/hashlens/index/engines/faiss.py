@@ -1,9 +1,9 @@
-"""Approximate search with faiss: codes in, most of their nearest neighbours out, faster than reading all codes.
+"""Approximate search with faiss: codes in, most of their nearest neighbours out, without reading all codes.
 
 Codes are put into lists around typical codes (an inverted file, faiss's IndexBinaryIVF); a query searches only the
 lists nearest to it, by default an eighth of them. The recall of the ten nearest of 48 bits was then 0.995 or more among
 60,000 ITQ codes of photographs, 0.85 to 0.93 among 100,000 random codes, which have no structure that lists could use;
-it is better the more codes the first addition has. `n_probe` is the number of lists searched: with all of them the
+it grows with the number of codes in the first addition. `n_probe` is the number of lists searched: with all lists the
 search is exact. Below ten million codes the exact index is fast enough. Ids are also kept in memory, 8 bytes each.
 """
 
@@ -29,23 +29,23 @@ from hashlens.machine import n_threads
 from hashlens.schema import conform, whole
 from hashlens.settings import check, setting
 
-# with two OpenMP runtimes on busy cores, waiting threads must not spin: it makes a hundredfold difference
+# with two OpenMP runtimes on busy cores, waiting threads must not spin, or searches take a hundred times as long
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import faiss
 
 FORMAT, BEFORE = "hashlens lists 2", "hashlens lists 1"
 SCHEMA = {"format": FORMAT, "n_bits": whole(1, 65_536), "file": re.compile(r"lists-[0-9a-f]{32}\.bin"), **FILE}
-MAX_LISTS = 4_096  # learning more takes longer than it saves
+MAX_LISTS = 4_096  # learning more lists costs more time than it saves
 TO_LEARN = 39  # codes per list; with fewer, lists are arbitrary
-SAMPLE = 64  # codes per list that are learned from
-SPARE = 64  # results beyond k, so that ties at the end seldom need a second search
+SAMPLE = 64  # codes per list to learn from
+SPARE = 64  # results beyond k, so that ties at the end rarely need a second search
 
 
 @dataclass(eq=False)
 class ApproximateIndex(Index):
-    """Approximate search; `where` is a folder in which `flush` stores the index, or None: only in memory.
+    """Approximate search; `where` is a folder in which `flush` stores the index, or None to keep it in memory only.
 
-    The lists are learned from the first codes and again whenever there are sixteen times as many.
+    The lists are learned from the first codes, and again whenever the number of codes has grown sixteenfold.
     """
 
     n_bits: InitVar[int]
@@ -78,7 +78,7 @@ class ApproximateIndex(Index):
             name = f"lists-{secrets.token_hex(16)}.bin"
             with replacing(self.folder / name) as temporary:
                 faiss.write_index_binary(self._lists, str(temporary))
-            # the list with its checksum comes last: it names the one or the other
+            # the manifest with checksums is written last and names either the old or the new file
             write_sealed(self.folder / "lists.json", self._facts | {"file": name} | describe_file(self.folder / name))
             for old in self.folder.glob("lists*.bin"):
                 if old.name != name:
@@ -86,7 +86,7 @@ class ApproximateIndex(Index):
 
     def _open(self, folder: Path) -> None:
         place, remedy = folder / "lists.json", "delete that folder and copy the index again"
-        if not place.exists():  # `flush` writes it
+        if not place.exists():  # only `flush` writes it
             return
         try:
             found = read_sealed(place)
@@ -149,8 +149,8 @@ class ApproximateIndex(Index):
             fill((self._all_ties(codes[row], k, *nearest) for row, nearest in enumerate(found)), distances, ids)
 
     def _all_ties(self, code: Codes, k: int, distances: np.ndarray, ids: np.ndarray) -> Found:
-        """What faiss found; where the k-th ties with the last, all of that distance, since ties are ordered by id."""
-        there = ids >= 0  # the lists searched may hold fewer
+        """faiss's results; if the k-th ties with the last, all codes at that distance, as ties are ordered by id."""
+        there = ids >= 0  # the searched lists may hold fewer
         if there.all() and len(ids) < len(self) and distances[-1] == distances[k - 1]:
             return self._within(code, int(distances[-1]), None)[0]
         return ordered(distances[there], ids[there])
@@ -160,7 +160,7 @@ class ApproximateIndex(Index):
             return self._only(among).within(codes, radius)
         if not len(self):
             return [ordered([], [])] * len(codes)
-        ends, distances, ids = self._ready().range_search(_padded(codes), radius + 1)  # this radius is not included
+        ends, distances, ids = self._ready().range_search(_padded(codes), radius + 1)  # faiss excludes the radius
         return [ordered(distances[a:b], ids[a:b]) for a, b in pairwise(int(end) for end in ends)]
 
     def _ready(self) -> Any:
@@ -169,7 +169,7 @@ class ApproximateIndex(Index):
         return self._lists
 
     def _only(self, among: np.ndarray) -> HammingIndex:
-        """An exact index of these ids: they are in any list, and few as a rule."""
+        """An exact index of these ids, which may be in any list and are usually few."""
         pieces = []
         for ids, padded in self._stored():
             chosen = among[np.searchsorted(among[:-1], ids)] == ids
@@ -182,10 +182,10 @@ class ApproximateIndex(Index):
 
 
 def _learned(padded: np.ndarray, ids: np.ndarray) -> Any:
-    """Lists around codes that are typical of these, with these in them."""
+    """Lists around typical codes, filled with these codes."""
     n_lists, n_bits = _n_lists(len(padded)), 8 * padded.shape[1]
     lists = faiss.IndexBinaryIVF(faiss.IndexBinaryFlat(n_bits), n_bits, n_lists)
-    lists.cp.min_points_per_centroid = 1  # the number of lists is chosen so that there are enough
+    lists.cp.min_points_per_centroid = 1  # the number of lists already ensures enough
     faiss.omp_set_num_threads(n_threads())
     sample = np.random.default_rng(0).permutation(len(padded))[: SAMPLE * n_lists]
     lists.train(padded[sample])
@@ -198,5 +198,5 @@ def _n_lists(n: int) -> int:
 
 
 def _padded(codes: Codes) -> np.ndarray:
-    """Whole words of 8 bytes, for which faiss counts distances fast."""
+    """Codes padded to words of 8 bytes, for which faiss is fast."""
     return codes.words().view(np.uint8)

@@ -1,17 +1,17 @@
-"""Milvus: codes with paths and labels in, neighbours out of collections on a Milvus server, a cluster, or in a file.
+"""Milvus: codes with paths and labels in, neighbours out, from collections on a server, a cluster, or in a file.
 
 NAME          id, code, key, path_key, label_keys, item: a JSON object with path, labels, size, mtime, hash and second
 NAME_second   id, second code, label_keys, if there are second codes: a search by second
 NAME_meta     facts with the next id, and the keys of removed images
 
-The search is exact (BIN_FLAT, Hamming). Milvus does not define which of equally near codes it returns, and returns at
-most 16,384. So ties at the end of a result are queried separately, and longer results in ranges of ids. With
-`index=ivf` a search by k is approximate once Milvus has sealed and indexed its segments.
+The search is exact (BIN_FLAT, Hamming). Milvus does not define which of several equally near codes it returns, and
+returns at most 16,384 results. So ties at the end of a result are queried separately, and longer results in ranges of
+ids. With `index=ivf` a search by k is approximate once Milvus has sealed and indexed its segments.
 
-What this process writes is found at once, what another one writes within five seconds (Milvus's bounded staleness).
-Milvus accepts an id that it already has; we check that before adding codes, so only one process may add without ids at
-a time. Codes are sent in batches, each of which may be sent twice: if the connection fails in the middle, the first
-batches have been added, and the same `index add` adds the others.
+Writes of this process are visible at once, those of others within five seconds (Milvus's bounded staleness). Milvus
+accepts duplicate ids; we check for them before adding codes, so only one process at a time may add without ids. Codes
+are sent in batches, which can safely be sent twice: if the connection fails in the middle, the first batches have been
+added, and the same `index add` adds the others.
 """
 
 import logging
@@ -46,18 +46,18 @@ from hashlens.machine import blocks
 from hashlens.settings import setting
 
 MOST = 16_384  # results of one query; Milvus's own limit
-SPARE = 256  # results beyond k, so that ties at the end seldom need a second search
+SPARE = 256  # results beyond k, so that ties at the end rarely need a second search
 ROWS = 10_000  # codes or ids in one message
 ANSWERS = 200_000  # results in one message
 SECONDS = 60  # per message
-LISTS = 1_024  # of an ivf index
-LISTED = 100_000  # images whose labels are listed
-MOST_LABELS = 1_000  # of an image
+LISTS = 1_024  # in an ivf index
+LISTED = 100_000  # most images for listing labels
+MOST_LABELS = 1_000  # per image
 HIGHEST = 2**63 - 1
 
-_users: Counter[Path | None] = Counter()  # objects of this process that have a file open
+_users: Counter[Path | None] = Counter()  # open objects per file in this process
 
-# it logs a traceback for each error; ours are one sentence
+# pymilvus logs a traceback for each error; our errors are one sentence
 logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
 
 
@@ -99,7 +99,7 @@ class MilvusIndex(Engine):
             server_manager_instance.release_server(str(self._file))
 
     def histogram(self, code: Codes, *, label: str | None = None, by: str = "first") -> np.ndarray | None:
-        """Where all images fit into one answer of Milvus."""
+        """Counts only if all images fit into one answer of Milvus."""
         (only,) = _filters(Asked(None, label))
         if self._count(only) >= MOST:
             return None
@@ -114,7 +114,7 @@ class MilvusIndex(Engine):
         return found if found < MOST else None
 
     def labels(self, most: int = 1_000) -> list[str]:
-        """Of a collection of at most 100,000 images; all of them are read."""
+        """The labels of a collection of at most 100,000 images, all of which are read."""
         if len(self) > LISTED:
             return []
         counted = Counter(label for _, _, _, _, labels, _ in self.stamps() for label in labels or ())
@@ -125,7 +125,7 @@ class MilvusIndex(Engine):
         self._shown = re.sub(r"//[^/@]*@", "//", where)  # an address may contain a password
         self._alone = RLock()
         self._n_writes = 0
-        self._n_confirmed = -1  # the number of our writes that Milvus has certainly caught up with
+        self._n_confirmed = -1  # how many of our writes Milvus has confirmed
         self._failing = False
         with self._sentences():
             self._client = self._new_client(where)
@@ -142,7 +142,7 @@ class MilvusIndex(Engine):
                     " process uses it"
                 ) from error
             except MilvusException:
-                # the process behind a file starts slowly on a busy machine
+                # milvus-lite's process starts slowly on a busy machine
                 if self._file is None or time.monotonic() - begin > SECONDS:
                     raise
                 time.sleep(0.2)
@@ -156,13 +156,13 @@ class MilvusIndex(Engine):
         return row["facts"] if row else row
 
     def _meta(self) -> dict[str, Any] | None:
-        """Facts and the next id; None if there is no such collection, without a format if it is not ours."""
+        """Facts and the next id; None if there is no such collection; without a format if it is not ours."""
         place = f"{self.collection}_meta"
         with self._sentences():
             there = self._client.has_collection(place, timeout=SECONDS)
             ours = there and self._client.describe_collection(place, timeout=SECONDS)["description"] == FORMAT
             if not there and self._client.has_collection(self.collection, timeout=SECONDS):
-                # one that was being created, or one of codes alone, which older versions wrote
+                # half-created, or with codes only, as written by older versions
                 found = self._client.describe_collection(self.collection, timeout=SECONDS)["description"]
                 return None if found == FORMAT else {"facts": {"format": found}}
             if there and not ours:
@@ -224,12 +224,12 @@ class MilvusIndex(Engine):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """One thread at a time: the next id is read and then written."""
+        """Lock for one thread at a time, because the next id is read and then written."""
         with self._alone:
             yield
 
     def _highest(self) -> int:
-        self._n_confirmed = -1  # another process may have added some
+        self._n_confirmed = -1  # another process may have added images
         return int((self._meta() or {})["next_id"]) - 1
 
     def _take_ids(self, n: int, given: np.ndarray | None, roots: list[str]) -> np.ndarray:
@@ -278,7 +278,7 @@ class MilvusIndex(Engine):
 
     def _delete(self, ids: np.ndarray) -> int:
         n = 0
-        for some in blocks(len(ids), ROWS):  # Milvus counts what it was asked to delete, not what it had
+        for some in blocks(len(ids), ROWS):  # Milvus counts ids to delete, whether or not they exist
             rows = self._query(_among(ids[some]), output_fields=["id", "key", "path_key"])
             keys = {row[name] for row in rows for name in ("key", "path_key")}
             noted = [{"name": f"removed:{key}", "code": b"\0", "value": {}} for key in sorted(keys)]
@@ -291,7 +291,7 @@ class MilvusIndex(Engine):
         return n
 
     def _contains(self, ids: np.ndarray) -> np.ndarray:
-        # as a rule they are about to be added after all others, which one query shows
+        # usually all ids are higher than the existing ones, which one query shows
         if not self._query(f"id >= {ids[0]} and id <= {ids[-1]}", limit=1):
             return ids[:0]
         found = [row["id"] for rows in blocks(len(ids), ROWS) for row in self._query(_among(ids[rows]))]
@@ -321,7 +321,7 @@ class MilvusIndex(Engine):
         found = together([self._nearest_of(packed, k, only, place) for only in _filters(asked)])
         if by != "both":
             return found
-        for row, (distances, _) in enumerate(found):  # all that tie at the end are needed
+        for row, (distances, _) in enumerate(found):  # all ties at the end are needed
             farthest = int(distances[:k][-1]) if len(distances) else 0
             found[row] = self._find_within(codes[row], farthest, asked, by)[0]
         return found
@@ -350,7 +350,7 @@ class MilvusIndex(Engine):
         return found
 
     def _order_ties(self, code: Codes, distances: np.ndarray, ids: np.ndarray) -> Found:
-        """Ordered by both codes."""
+        """Results ordered by both codes."""
         assert code.second is not None
         seconds = {row["id"]: int(row["second"], 16) for row in self._rows(np.sort(ids))}
         there = np.isin(ids, list(seconds))
@@ -359,7 +359,7 @@ class MilvusIndex(Engine):
         return ordered(distances, ids, [(seconds[id_] ^ own).bit_count() for id_ in ids.tolist()])
 
     def _vectors(self, codes: Codes, by: str) -> tuple[np.ndarray, str, int]:
-        """What to search with, in which collection, and of how many bits."""
+        """The vectors to search with, the collection to search, and its number of bits."""
         if by == "second":
             assert codes.second is not None
             return codes.second.packed, f"{self.collection}_second", self.second_bits
@@ -376,10 +376,10 @@ class MilvusIndex(Engine):
         span: tuple[int, int] | None = None,
         even: bool = True,
     ) -> Found:
-        """Of the codes from `nearest` to `farthest` bits away, the n with the lowest ids, all in `span`.
+        """The n lowest ids in `span` of codes from `nearest` to `farthest` bits away.
 
-        If there are more than Milvus returns, a lower part of the span is queried first, then the rest. As long as they
-        may be spread evenly over it, that part is one with some more than n; it is never more than half.
+        If there are more than Milvus returns, a lower part of the span is queried first, then the rest. The part is
+        chosen to contain a few more than n if ids are spread evenly; it is never more than half.
         """
         limits = [only, f"id >= {span[0]} and id <= {span[1]}" if span else ""]
         among = " and ".join(filter(None, limits))
@@ -473,7 +473,7 @@ class MilvusIndex(Engine):
         return self._read("query", place, filter=only, **({"output_fields": ["id"]} | options))
 
     def _read(self, name: str, place: str, **options: Any) -> Any:
-        """Make Milvus catch up with everything written first, unless it has confirmed that already."""
+        """Read after Milvus has caught up with all our writes, unless it has confirmed that already."""
         n_writes = self._n_writes
         level = "Bounded" if self._n_confirmed == n_writes else "Strong"
         with self._sentences():
@@ -487,7 +487,7 @@ class MilvusIndex(Engine):
             with self._sentences():
                 getattr(self._client, name)(place, timeout=SECONDS, **options)
         finally:
-            self._n_writes += 1  # a read that began in the meantime has confirmed nothing
+            self._n_writes += 1  # a read that began in the meantime confirms nothing
 
     @contextmanager
     def _sentences(self) -> Iterator[None]:
@@ -509,7 +509,7 @@ class MilvusIndex(Engine):
             ) from error
 
     def _require_listening(self) -> None:
-        """A server that did not answer before: whoever asks is told at once if it is gone, not after a minute."""
+        """Check a server that did not answer before: callers learn at once, not after a minute, that it is gone."""
         if self._file is not None:
             return
         address = urlsplit(self._shown)
@@ -520,7 +520,7 @@ class MilvusIndex(Engine):
 
 
 def _filters(asked: Asked) -> list[str]:
-    """Milvus takes so many ids at a time."""
+    """Filter expressions, each with as many ids as Milvus accepts."""
     label = [] if asked.label is None else [f"array_contains(label_keys, {_label_keys([asked.label])[0]})"]
     if asked.among is None:
         return [" and ".join(label)]
@@ -532,12 +532,12 @@ def _among(ids: np.ndarray) -> str:
 
 
 def _between(nearest: int, farthest: int) -> dict[str, int]:
-    """Milvus excludes the radius itself and includes the other bound."""
+    """Range parameters: Milvus excludes the radius itself and includes the other bound."""
     return {"radius": farthest + 1, "range_filter": nearest}
 
 
 def _label_keys(labels: Sequence[str] | None) -> list[int]:
-    """Numbers instead of text, which a filter would have to quote."""
+    """Labels as numbers, because text would have to be quoted in filters."""
     return path_keys(pa.chunked_array([pa.array(labels or (), pa.string())])).tolist()
 
 
@@ -555,7 +555,7 @@ def _file(where: str) -> Path | None:
         raise UsageError(f"{where} is neither an address such as http://localhost:19530 nor a file NAME.db")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # from the packaging tool that it imports
+            warnings.simplefilter("ignore")  # from a packaging tool that it imports
             import milvus_lite  # noqa: F401
     except ImportError as error:
         raise UsageError(f"Milvus in a file needs milvus-lite 2.5; run: {to_install('milvus-lite')}") from error

@@ -1,11 +1,11 @@
-"""PostgreSQL with pgvector: codes with paths and labels in, neighbours out of a table, by exact Hamming distance.
+"""PostgreSQL with pgvector: codes with paths and labels in, neighbours by exact Hamming distance out.
 
 NAME            id bigint, code bit(n), second bit(m), path, labels text[], size, mtime, hash, key, path_key
 NAME_meta       one row: facts (jsonb), the next id, the number of images
 NAME_removed    keys of removed images
 
-The table can be joined with others by id. Additions and removals are atomic, and several processes can write: one waits
-for the other. With `index=hnsw`, a search by k without a label is approximate.
+The table can be joined with others by id. Additions and removals are atomic, and several processes can write: they wait
+for each other. With `index=hnsw`, a search by k without a label is approximate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hashlens.settings import setting
 
 SECONDS = 10  # to connect
 SPARE = 64  # results of an approximate index beyond k, so that few ties at the end are missed
-# no approximate index on the table serves a cast distance, so the answer stays exact
+# a cast distance cannot use an approximate index on the table, so the answer stays exact
 REFUSED = re.compile(r"FATAL: .*(does not exist|no pg_hba\.conf entry|permission denied)")
 DISTANCE = "({column} <~> %(code)s::bit({n_bits}))::int"
 COLUMNS = "id, code, second, path, labels, size, mtime, hash, key, path_key"
@@ -79,7 +79,7 @@ class PgvectorIndex(Engine):
 
     def _connect(self, where: str) -> None:
         self._where = where
-        self._local = threading.local()  # a connection for each thread: one at a time uses it
+        self._local = threading.local()  # one connection per thread
         self._connections: list[psycopg.Connection[Any]] = []
         self._connection()
 
@@ -120,7 +120,7 @@ class PgvectorIndex(Engine):
         )
         lengths = {"n_bits": facts["n_bits"], "second_bits": facts["second_bits"] or 1}
         with self._writing(lock=False):
-            # two that create it at the same time: the second waits and finds it
+            # if two processes create it at the same time, the second waits and finds it
             self._execute("SELECT pg_advisory_xact_lock(hashtext(%(name)s))", name=f"hashlens {self.collection}")
             if self._read_facts() is not None:
                 return
@@ -160,7 +160,7 @@ class PgvectorIndex(Engine):
 
     @contextmanager
     def _writing(self, lock: bool = True) -> Iterator[None]:
-        """One transaction; others that write wait for its end."""
+        """One transaction; other writers wait for its end."""
         if getattr(self._local, "writing", False):
             yield
             return
@@ -262,7 +262,7 @@ class PgvectorIndex(Engine):
         ]
 
     def _column(self, codes: Codes, by: str) -> tuple[str, int, list[str], list[str | None]]:
-        """The column that distances are of, its length, and the bits of queries, with those of second codes."""
+        """The column for distances, its length, and the bits of the queries and of their second codes."""
         second = codes.second if by != "first" else None
         seconds: list[str | None] = [None] * len(codes) if second is None else [*_bits(second)]
         if by == "second" and second is not None:
@@ -304,7 +304,7 @@ class PgvectorIndex(Engine):
         return np.array(self._ask(text, **values), np.int64).reshape(-1)
 
     def _ask(self, text: str, **values: Any) -> list[Any]:
-        """The rows of a query; it is repeated where the connection was lost, outside of a transaction."""
+        """The rows of a query, which is repeated if the connection was lost outside a transaction."""
         try:
             return self._execute(text, **values).fetchall()
         except Unreachable:
@@ -343,7 +343,7 @@ def _found(rows: list[tuple[int, int]]) -> Found:
 
 
 def _bits(codes: Codes) -> list[str]:
-    """Codes as PostgreSQL writes them, such as 0110."""
+    """Codes in PostgreSQL's notation, such as 0110."""
     return [bits.tobytes().decode() for bits in (codes.signs() > 0).astype(np.uint8) + ord("0")]
 
 
@@ -355,7 +355,7 @@ def _hex(bits: str | None) -> str | None:
 
 @contextmanager
 def _sentences() -> Iterator[None]:
-    """Turn PostgreSQL's errors into one sentence, which never has the connection string: that may have a password."""
+    """Turn PostgreSQL's errors into one sentence, without the connection string, which may have a password."""
     try:
         yield
     except errors.UndefinedColumn:
@@ -366,14 +366,14 @@ def _sentences() -> Iterator[None]:
         if "authentication" in f"{error}" or "password" in f"{error}":
             reason, remedy = "it refuses this user and password", "check the connection, PGPASSWORD or ~/.pgpass"
             raise StorageError(f"PostgreSQL does not let us in ({reason}); {remedy}") from None
-        if REFUSED.search(reason):  # it answers, and will not answer otherwise until something is changed
+        if REFUSED.search(reason):  # it answers, and retrying will not help
             said = reason.rpartition("FATAL:")[2].strip()
             raise StorageError(f"PostgreSQL does not let us in ({said}); check user and database of --at") from error
-        if (error.sqlstate or "").startswith("53"):  # it answers, and has no disk, memory or connections left
+        if (error.sqlstate or "").startswith("53"):  # it answers, but has no disk, memory or connections left
             raise StorageError(f"PostgreSQL has no room ({reason}); free some, then rerun the same command") from error
         raise Unreachable(f"PostgreSQL does not answer ({reason}); {remedy}") from error
     except psycopg.ProgrammingError as error:
-        if error.sqlstate is None:  # before anything was sent: libpq repeats what it cannot read
+        if error.sqlstate is None:  # nothing was sent yet: libpq quotes input that it cannot parse
             raise UsageError(
                 "that is no connection to PostgreSQL; give one such as postgresql://localhost/images"
             ) from None

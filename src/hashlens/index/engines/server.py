@@ -1,8 +1,8 @@
-"""Engine: an index on a server, which holds codes, second codes, paths, labels, ids and the model's identity itself.
+"""Engine: an index on a server, which holds codes, second codes, paths, labels, ids and the model's identity.
 
-What it answers is what an index folder with the same images answers. Its facts, with the version of its schema, are
-kept beside the codes; so is a key of each removed image, which is not added again by mistake (keys.py). A subclass
-knows how one server inserts, deletes, finds and filters.
+It gives the same answers as an index folder with the same images. Its facts, with the schema version, are stored beside
+the codes; so is a key of each removed image, to avoid adding it again by mistake (keys.py). A subclass implements
+insertion, deletion, search and filters for one server.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ SCHEMA = {
     "index": re.compile(r"[a-z]{1,20}"),
     "roots": [TEXT],
 }
-ROOTS = 32  # folders of images that are told apart
+ROOTS = 32  # most folders of images to list
 PAGE = 10_000  # images read at a time
-COLLECTION = re.compile(r"[a-z_][a-z0-9_]{0,47}")  # with the endings of tables beside it, at most 63
+COLLECTION = re.compile(r"[a-z_][a-z0-9_]{0,47}")  # at most 63 characters with the suffixes of extra tables
 
 
 class Asked(NamedTuple):
-    """What limits a search."""
+    """The limits of a search."""
 
     among: np.ndarray | None = None  # ids, ascending
     label: str | None = None
 
 
 class New(NamedTuple):
-    """What a new collection is for, besides codes of some length."""
+    """The properties of a new collection, besides the length of its codes."""
 
     second_bits: int = 0
-    model: dict[str, str] | None = None  # that makes the codes
+    model: dict[str, str] | None = None  # the model that makes the codes
 
 
 @dataclass(eq=False)
 class Engine(Index):
-    """A collection of images on a server, which is created if it does not exist and `n_bits` is given."""
+    """A collection of images on a server, created if it does not exist and `n_bits` is given."""
 
     n_bits: InitVar[int | None]
     where: InitVar[str]
@@ -69,9 +69,9 @@ class Engine(Index):
     index: str | None = setting(None, "how the server searches; by default as it was built, flat, which is exact")
 
     name = ""
-    indexes: ClassVar[tuple[str, ...]] = ("flat",)  # that the server has
+    indexes: ClassVar[tuple[str, ...]] = ("flat",)  # kinds that the server offers
     many_writers = False  # whether several processes may add at a time
-    damage: ClassVar[Damaged | None] = None  # a server looks after its own files
+    damage: ClassVar[Damaged | None] = None  # the server takes care of its files
 
     def __post_init__(self, n_bits: int | None, where: str, new: New) -> None:
         self.facts: dict[str, Any] = {}
@@ -103,7 +103,7 @@ class Engine(Index):
         self.facts = self._require_facts(facts)
         super().__init__(self.facts["n_bits"])
         self.second_bits: int = self.facts["second_bits"]
-        self.model: Any = self.facts["model"]  # None where codes were added without
+        self.model: Any = self.facts["model"]  # None if codes were added without one
         if n_bits not in (None, self.n_bits):
             raise MismatchError(
                 f"{self.path} holds codes of {self.n_bits} bits, not of {n_bits}; choose another collection, or encode"
@@ -127,7 +127,7 @@ class Engine(Index):
 
     @property
     def path(self) -> Path:
-        """The name in sentences; a model is looked for in this folder."""
+        """The name to show in messages; models are searched in this folder."""
         return Path(f"{self.name}:{self.collection}")
 
     @property
@@ -139,12 +139,12 @@ class Engine(Index):
         return self.kind == "flat"
 
     def changed(self) -> bool:
-        """A server always answers from what it holds now."""
+        """Always False: a server answers from its current state."""
         return False
 
     @property
     def roots(self) -> list[str]:
-        """The folders of the images: for each addition, the one that all its paths share."""
+        """The folders of the images: for each addition, the common folder of its paths."""
         return list(self._now()["roots"])
 
     def add(  # type: ignore[override]
@@ -158,9 +158,9 @@ class Engine(Index):
         join: bool = True,
         trees: bool = True,
     ) -> np.ndarray:
-        """Add codes with their paths and labels, under these ids or those that follow; returns the ids.
+        """Add codes with their paths and labels, under these ids or the next free ones; returns the ids.
 
-        `only_new` and `again` are as in `IndexFolder.add`; `join` and `trees` are for index folders.
+        `only_new` and `again` are as in `IndexFolder.add`; `join` and `trees` only affect index folders.
         """
         self._require(codes)
         codes = self.require_second(codes)
@@ -190,7 +190,7 @@ class Engine(Index):
         return added
 
     def set_mtimes(self, mtimes: Mapping[int, int]) -> None:
-        """Note when the files of these ids were touched, though their content is the same."""
+        """Update the mtimes of ids whose files were touched without a change of content."""
         if mtimes:
             with self._writing():
                 self._set_mtimes(dict(mtimes))
@@ -202,7 +202,7 @@ class Engine(Index):
             raise UsageError(f"the index holds no second codes, so it cannot be searched by {by}; search by first")
 
     def only(self, label: str | None) -> dict[str, Any]:
-        """What limits a search to images of a label."""
+        """Arguments that limit a search to images with a label."""
         if label is not None:
             require_text(label, "the label")
         return {"label": label}
@@ -210,7 +210,7 @@ class Engine(Index):
     def search(
         self, codes: Codes, k: int, *, among: Any = None, label: str | None = None, by: str = "first"
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The nearest k of each query, as in `HammingIndex.search`; only images with this label."""
+        """The nearest k of each query, as in `HammingIndex.search`, optionally only of images with a label."""
         self._require_asked(codes, by)
         require_numbers(k=k)
         distances = np.full((len(codes), k), -1, np.int32)
@@ -223,7 +223,7 @@ class Engine(Index):
     def within(
         self, codes: Codes, radius: int, *, among: Any = None, label: str | None = None, by: str = "first"
     ) -> list[Found]:
-        """For each query the distances and ids of all codes at most `radius` away."""
+        """For each query, the distances and ids of all codes at most `radius` away."""
         self._require_asked(codes, by)
         require_numbers(radius=radius)
         asked = _asked(among, label)
@@ -236,31 +236,31 @@ class Engine(Index):
         return False
 
     def histogram(self, code: Codes, *, label: str | None = None, by: str = "first") -> np.ndarray | None:
-        """How many images are 0, 1, … bits from the code; None where the server cannot count them."""
+        """How many images are 0, 1, … bits from the code; None if the server cannot count them."""
         raise NotImplementedError
 
     def count_at(self, code: Codes, distance: int, *, label: str | None = None, by: str = "first") -> int | None:
-        """How many images are exactly that far; None where the server cannot count them."""
+        """How many images are exactly that far; None if the server cannot count them."""
         raise NotImplementedError
 
     def lookup(self, ids: Any) -> dict[int, dict[str, Any]]:
-        """Id, path, labels and codes (in hex) of the ids that are in the index."""
+        """Id, path, labels and codes (in hex) of those ids that are in the index."""
         ids = np.unique(np.asarray(ids, np.int64).ravel())
         shown = ("id", "path", "labels", "code", "second")[: 5 if self.second_bits else 4]
         return {row["id"]: {name: row[name] for name in shown} for row in self._rows(ids)} if len(ids) else {}
 
     def page(self, start: int, n: int) -> list[dict[str, Any]]:
-        """What `lookup` says of n images from the start-th on, in the order of ids."""
+        """`lookup` for n images from the start-th on, in the order of ids."""
         ids = self._ids_from(start, n)
         found = self.lookup(ids)
         return [found[id_] for id_ in ids if id_ in found]
 
     def labels(self, most: int = 1_000) -> list[str]:
-        """The labels of the index, most frequent first; at most this many."""
+        """The labels in the index, most frequent first; at most `most`."""
         raise NotImplementedError
 
     def examples(self, n: int = 6) -> list[int]:
-        """Ids spread over the index, to try a search with."""
+        """Ids spread over the index, as example queries."""
         found = (self._first_from(int(place)) for place in np.linspace(0, self._highest(), n))
         return sorted({id_ for id_ in found if id_ is not None})
 
@@ -283,7 +283,7 @@ class Engine(Index):
             last = rows[-1]["id"]
 
     def set_index(self, kind: str) -> dict[str, Any]:
-        """Have the server build that index, and say which share of the nearest images it finds."""
+        """Have the server build an index of this kind; returns its recall and other facts."""
         if kind not in self.indexes:
             raise UsageError(f"index must be one of {', '.join(self.indexes)} with {self.name}, got {kind}")
         self._build_index(kind)
@@ -292,7 +292,7 @@ class Engine(Index):
         return {"index_kind": kind, "recall": 1.0 if kind == "flat" else self.recall()}
 
     def recall(self) -> float | None:
-        """Of the nearest of some of its own images, the share that is as near as those of the exact search."""
+        """The share of nearest images, for some of its own images, that are as near as the exact search's."""
         ids = self.examples(TRIED)
         found = self.lookup(ids)
         right = total = 0
@@ -319,7 +319,7 @@ class Engine(Index):
             )
 
     def _is_new(self, keys: np.ndarray, paths: np.ndarray, again: bool) -> np.ndarray:
-        """Which images, by their keys and those of their paths, are to be added; of equal ones, only the first."""
+        """Which images to add, by their keys and path keys; of equal ones, only the first."""
         first = np.zeros(len(keys), bool)
         first[np.unique(keys, return_index=True)[1]] = True
         new = first & ~np.isin(keys, self._known("key", keys))
@@ -328,37 +328,37 @@ class Engine(Index):
         removed = self._removed(np.concatenate([keys, paths]))
         same = np.isin(keys, removed)
         other = ~same & np.isin(paths, removed)
-        if other.any():  # with another code, unless the path holds an image now
+        if other.any():  # removed with another code, unless the path has an image now
             other &= ~np.isin(paths, self._known("path_key", paths[other]))
         return new & ~same & ~other
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Within, what the server can do in one step is one."""
+        """Context in which writes are atomic if the server supports that."""
         yield
 
     def _now(self) -> dict[str, Any]:
-        """The facts as they are on the server now."""
+        """The facts as currently stored on the server."""
         return self._require_facts(self._read_facts())
 
     def _connect(self, where: str) -> None:
         raise NotImplementedError
 
     def _read_facts(self) -> dict[str, Any] | None:
-        """None if there is no such collection."""
+        """The facts; None if there is no such collection."""
         raise NotImplementedError
 
     def _create(self, facts: dict[str, Any]) -> None:
         raise NotImplementedError
 
     def _opened(self) -> None:
-        """The facts are known."""
+        """Called once the facts are known."""
 
     def _change_facts(self, **facts: Any) -> None:
         raise NotImplementedError
 
     def _take_ids(self, n: int, given: np.ndarray | None, roots: list[str]) -> np.ndarray:
-        """These ids, refused if one is taken, or n that were never given before; note where the images are."""
+        """Reserve these ids (refused if one is taken), or n that were never used; record the folders of the images."""
         raise NotImplementedError
 
     def _insert_all(self, codes: Codes, ids: np.ndarray, items: pa.Table, keys: np.ndarray, paths: np.ndarray) -> None:
@@ -368,11 +368,11 @@ class Engine(Index):
         raise NotImplementedError
 
     def _known(self, column: str, keys: np.ndarray) -> np.ndarray:
-        """Those of these keys that images have in this column."""
+        """Those of the given keys that occur in this column of images."""
         raise NotImplementedError
 
     def _removed(self, keys: np.ndarray) -> np.ndarray:
-        """Those of these keys that are of removed images."""
+        """Those of the given keys that belong to removed images."""
         raise NotImplementedError
 
     def _find(self, codes: Codes, k: int, asked: Asked, by: str) -> list[Found]:
@@ -382,18 +382,18 @@ class Engine(Index):
         raise NotImplementedError
 
     def _rows(self, ids: np.ndarray) -> list[dict[str, Any]]:
-        """Id, path, labels, code and second of those that are there."""
+        """Id, path, labels, code and second code of those ids that exist."""
         raise NotImplementedError
 
     def _page_after(self, id_: int, n: int) -> list[dict[str, Any]]:
-        """Id, path, labels, size, mtime and hash of the next n, in the order of ids."""
+        """Id, path, labels, size, mtime and hash of the next n images, in the order of ids."""
         raise NotImplementedError
 
     def _ids_from(self, start: int, n: int) -> list[int]:
         raise NotImplementedError
 
     def _first_from(self, id_: int) -> int | None:
-        """An id that is there, not below this one."""
+        """An existing id that is at least this one."""
         raise NotImplementedError
 
     def _ids_labelled(self, label: str) -> np.ndarray:
@@ -408,7 +408,7 @@ def _asked(among: Any, label: str | None) -> Asked:
 
 
 def _with_roots(before: Iterable[str], new: Iterable[str]) -> list[str]:
-    """Folders; if they are too many, the one that all of them share."""
+    """All folders or, if there are too many, their common folder."""
     found = sorted({*before, *new})
     return found if len(found) <= ROOTS else [common_folder(pa.chunked_array([found]))]
 
