@@ -1,7 +1,7 @@
 """Search: an image, an id or a code in, the nearest images of an index out, as plain data, as text or as a page.
 
-Equal distances are ordered by the second code, where images have one, then by id (index/order.py); an answer says by
-what, and how many images tie at its last distance.
+Equal distances are ordered by the second code, if images have one, then by id (index/order.py); an answer says which
+codes decided, and how many images tie at its last distance.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from hashlens.search.queries import QueryImage, is_code, parse_code
 __all__ = ["EmptyIndex", "NoSuchImage", "Searcher", "UnreadableImage", "open_index", "open_searcher", "search_folder"]
 
 Result = TypeVar("Result")
-K = 10  # results, if neither their number nor a radius is given
+K = 10  # results by default, if no radius is given
 
 
 class NoSuchImage(DataError):
-    """The index has no image of that id."""
+    """The index has no image with that id."""
 
 
 class EmptyIndex(DataError):
@@ -46,7 +46,7 @@ class EmptyIndex(DataError):
 
 @dataclass
 class Query:
-    """The code that is searched for, where it comes from, and how long that took, in seconds."""
+    """The code to search for, where it comes from, and how many seconds encoding took."""
 
     code: Codes
     facts: dict[str, Any] = field(default_factory=dict)
@@ -58,8 +58,8 @@ class Searcher:
     """An index with the model that made it, ready to search.
 
     The index is a folder, in memory, or on a server (index/engines). Changes that other processes make to it are seen
-    by the next search. With an `engine` that holds a copy of the codes, the engine finds the nearest and the index
-    knows what they are.
+    by the next search. With an `engine` that holds a copy of the codes, the engine finds the nearest ids and the index
+    knows their images.
 
     >>> searcher = open_searcher("index")
     >>> answer = searcher.search(Path("query.jpg"), k=10)
@@ -80,15 +80,15 @@ class Searcher:
                 " that the index was made with"
             )
         self.index, self.encoder, self.engine, self.max_pixels = index, encoder, engine, max_pixels
-        # one thread at a time opens the index: the others would only do the same, and `ast`, which numpy reads headers
-        # with, fails in two threads at once (CPython 3.11)
+        # one thread at a time opens the index: others would only repeat the work, and `ast`, with which numpy reads
+        # headers, fails in two threads at once (CPython 3.11)
         self.loading = Lock()
-        self.changing = False  # by this process, which has not acknowledged it yet
-        self.stale: str | None = None  # why the index on disk could not be loaded; answers come from the one before
+        self.changing = False  # whether this process is in the middle of a change
+        self.stale: str | None = None  # why the index on disk could not be loaded; answers come from the old one
 
     @property
     def takes_images(self) -> bool:
-        """Whether there is a model for images; without one only ids and codes can be searched for."""
+        """Whether there is a model for images; without one, queries can only be ids and codes."""
         return self.encoder is not None and self.encoder.size is not None
 
     def image_size(self) -> int:
@@ -98,10 +98,10 @@ class Searcher:
         return self.encoder.size
 
     def now(self, wait: bool = False) -> Searcher:
-        """A searcher on the index as it is on disk now; it stays that way for whoever holds it.
+        """A searcher on the current index on disk, which later changes of the index do not affect.
 
-        While this process changes the index, or another thread opens it anew, it is the one before, unless one can
-        `wait`.
+        While this process changes the index, or another thread reopens it, this is the previous one, unless `wait` is
+        set.
         """
         if self.index.changed() and (wait or not self.changing) and self.loading.acquire(blocking=wait):
             try:
@@ -110,16 +110,16 @@ class Searcher:
             finally:
                 self.loading.release()
         if self.index.damage is not None:
-            raise self.index.damage.with_traceback(None)  # or else it would grow with every search
+            raise self.index.damage.with_traceback(None)  # otherwise the traceback would grow with every search
         return copy.copy(self)
 
     def load(self) -> None:
-        """Take the index as it is on disk now, or remember why that is not possible."""
+        """Load the index that is on disk now, or remember why that is not possible."""
         try:
-            assert isinstance(self.index, Catalog)  # a server never says that it has changed
+            assert isinstance(self.index, Catalog)  # servers never report changes
             index = IndexFolder.open(self.index.path, self.index)
             encoder = self.encoder
-            if index.model["fingerprint"] != self.index.model["fingerprint"]:  # another one was promoted
+            if index.model["fingerprint"] != self.index.model["fingerprint"]:  # another model was promoted
                 try:
                     encoder = None if encoder is None else find_encoder(index)
                     if self.engine is not None:
@@ -127,13 +127,13 @@ class Searcher:
                 except UsageError as error:
                     why = f"{index.path} was rebuilt with another model; restart with that model"
                     raise MismatchError(why) from error
-            # at once: whoever copies this object in another thread gets an index with its own model
+            # in one step, so that copies made in another thread have an index with its own model
             self.__dict__.update(index=index, encoder=encoder, stale=None)
-        except HashlensError as error:  # perhaps in the middle of a change; the next call tries again
+        except HashlensError as error:  # perhaps in the middle of a change; the next call retries
             self.stale = error.message
 
     def on_disk(self, work: Callable[[Searcher], Result]) -> Result:
-        """work(self.now()); again if another process has replaced a file of the index in the middle of it."""
+        """Return work(self.now()), repeated if another process replaced a file of the index meanwhile."""
         now = self.now()
         try:
             return work(now)
@@ -165,10 +165,10 @@ class Searcher:
 
         Returns
         -------
-        query, by, n_bits of the code that distances and radius are of, hits, ties at the last distance, histogram (the
-        number of searched images at each distance from 0 to n_bits), timing_ms and facts of the index. The histogram
-        and the total of the ties are None unless they are asked for, and if an engine finds the hits. By both, a hit
-        also has the second_distance.
+        query, by, n_bits of the code that distances and radius refer to, hits, ties at the last distance, histogram
+        (the number of searched images at each distance from 0 to n_bits), timing_ms and facts of the index. The
+        histogram and the total of the ties are None unless requested, and if an engine finds the hits. With by="both",
+        hits also have the second_distance.
         """
         require_numbers(k, radius)
         if by is not None:
@@ -198,7 +198,7 @@ class Searcher:
         items = self.index.lookup(ids)
         pairs = zip(distances.tolist(), ids.tolist(), strict=True)
         hits = [{"id": i, "distance": d, **items[i]} for d, i in pairs if i in items]
-        if len(hits) < len(ids) and isinstance(self.index, Engine) and tries:  # removed by others in between
+        if len(hits) < len(ids) and isinstance(self.index, Engine) and tries:  # others removed images meanwhile
             return self._search(query, k, radius, label, histogram, by, tries - 1)
         query_codes = {"code": _hex(asked.code)}
         if asked.code.second is not None:
@@ -222,7 +222,7 @@ class Searcher:
     def _counted(
         self, code: Codes, distances: np.ndarray, only: dict[str, Any], by: str
     ) -> tuple[list[int] | None, int | None]:
-        """The histogram, and how many images are as far as the last hit, where they can be counted."""
+        """The histogram, and how many images are as far as the last hit, if they can be counted."""
         if self.engine is not None:
             return None, None
         counts = self.index.histogram(code, **only, by=by)
@@ -233,7 +233,7 @@ class Searcher:
         return counts.tolist(), int(counts[last])
 
     def _by(self, code: Codes, by: str | None) -> str:
-        """What a search is by, where the user does not say; or a refusal of what they say."""
+        """The codes that a search is by: the default, or the user's choice if it is possible."""
         known = self.index.second_bits and code.second is not None
         if by is None:
             return "both" if known and self.engine is None else "first"
@@ -248,11 +248,11 @@ class Searcher:
         return by
 
     def parse_code(self, text: str) -> Codes:
-        """A code in hex, perhaps followed by the second code."""
+        """Parse a code in hex, optionally followed by the second code."""
         return parse_code(text, self.index.n_bits, self.index.second_bits)
 
     def encode(self, query: Any) -> Query:
-        """The code of a query, with its second code where it is known."""
+        """The code of a query, with its second code if known."""
         n_bits = self.index.n_bits
         if isinstance(query, int | np.integer) and not isinstance(query, bool):
             item = dict(self.item(int(query)))
@@ -275,7 +275,7 @@ class Searcher:
         if query.cropped_to not in (None, self.image_size()):
             raise OtherModel("another model has taken over, which takes images of another size; try again")
         assert self.encoder is not None
-        start, before = time.perf_counter(), query.seconds  # it may have been decoded elsewhere
+        start, before = time.perf_counter(), query.seconds  # seconds spent elsewhere, such as on decoding
         code = self.encoder.codes(query)
         encode = time.perf_counter() - start - (query.seconds - before)
         return Query(code, query.facts, query.seconds, encode)
@@ -287,7 +287,7 @@ class Searcher:
             self.engine.close()
 
     def warm_up(self) -> None:
-        """Compile, map and load now what the first search would otherwise wait for."""
+        """Compile, map and load everything that the first search would otherwise wait for."""
         if len(self.index):
             blank = Codes(np.zeros((1, -(-self.index.n_bits // 8)), np.uint8), self.index.n_bits)
             self.search(Image.new("RGB", (64, 64)) if self.takes_images else blank)
@@ -299,7 +299,7 @@ class Searcher:
         return {"n": len(self.index), **lengths, "exact": exact, "model": self.index.model}
 
     def item(self, id_: int) -> dict[str, Any]:
-        """Id, path, labels and codes of an id."""
+        """Id, path, labels and codes of an image."""
         found = self.index.lookup([id_]) if abs(id_) < 2**63 else {}
         if id_ not in found:
             raise NoSuchImage(f"the index has no image {id_}; it was removed, or never added")
@@ -308,7 +308,7 @@ class Searcher:
     def _nearest(
         self, code: Codes, k: int | None, radius: int | None, only: dict[str, Any], tables: bool, by: str
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Distances and ids of the answer, without padding; an engine may hold what was removed from the index."""
+        """Distances and ids of the answer, without padding; an engine may still hold images removed from the index."""
         place: Any = self.engine or self.index
         how: dict[str, Any] = only if self.engine else {**only, "by": by}
 
@@ -332,15 +332,15 @@ class Searcher:
             distances, ids = (values[:most] for values in present(found_at, found))
             if len(ids) == most or found[-1] < 0:
                 break
-            asked *= 2  # some of them were removed from the index since the engine got its copy
-        if ordering and len(ids):  # an engine orders by the first code: all that tie are needed
+            asked *= 2  # some were removed from the index since the engine got its copy
+        if ordering and len(ids):  # an engine orders by the first code, so all ties are needed
             distances, ids = (values[:most] for values in all_within(int(distances[-1])))
         near = distances <= (2**31 - 1 if radius is None else radius)
         return distances[near], ids[near]
 
 
 def open_index(source: Path | str, model: Path | str | None = None, **options: Any) -> Catalog:
-    """The index in a folder; of codes or a run, one in memory; of any other source, one that is kept up to date.
+    """Open the index in a folder; for codes or a run, one in memory; for any other source, one that is kept up to date.
 
     `model`, by default the general one, and `options` are those of `index_of` in index/library.py.
     """
@@ -353,7 +353,7 @@ def open_index(source: Path | str, model: Path | str | None = None, **options: A
         return index_of(source, model, **options)
     if options.get("at") is not None:
         raise UsageError(f"{path} has codes and is not a folder of images; omit --index")
-    if found == built or CONFIG in found:  # of a model or a run without codes, it says what is missing
+    if found == built or CONFIG in found:  # for a model or a run without codes, the error says what is missing
         return IndexFolder.open(path)
     from hashlens.codes.folder import open_together, shards_in_order
 
@@ -372,7 +372,7 @@ def open_searcher(
     engine: Index | None = None,
     **limits: Any,
 ) -> Searcher:
-    """An index, or what `open_index` takes, with the model that made its codes; without `model`, the one it names."""
+    """An index, or anything for `open_index`, with the model that made its codes: by default the one it names."""
     catalog = index if isinstance(index, Catalog | Engine) else open_index(index, model)
     return Searcher(catalog, find_encoder(catalog, model), engine=engine, **limits)
 

@@ -1,4 +1,4 @@
-"""Answers: what a search found in, text or a page out."""
+"""Answers: the results of a search in, text or a page out."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -15,7 +15,7 @@ from hashlens.progress import counted
 from hashlens.search.queries import QueryImage
 
 ORDERS = {"first": "", "both": ", ties by the second code", "second": ", by the second code"}
-THUMBNAIL = 192  # pixels, twice what pages show
+THUMBNAIL = 192  # pixels, twice the size on pages
 
 
 def describe_answer(name: str, answer: dict[str, Any]) -> str:
@@ -54,7 +54,7 @@ def _nothing(answer: dict[str, Any]) -> str:
 
 
 def grouped(code: str) -> str:
-    """The start is enough of a long one.
+    """A code in groups of four digits; of a long code only the start.
 
     >>> grouped("9f3c21a077e4")
     '9f3c 21a0 77e4'
@@ -69,7 +69,7 @@ def write_page(
     index: Catalog | Engine,
     moved_to: Path | None = None,
 ) -> int:
-    """Write answers, each with its name and its query, as one HTML file that needs no network.
+    """Write answers, each with a name and its query, as one HTML file that needs no network.
 
     Returns how many of the images found cannot be shown.
     """

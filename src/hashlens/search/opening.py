@@ -1,4 +1,4 @@
-"""An index or images, a model and an engine by their names in, a searcher out."""
+"""Opening: the names of an index or images, a model and an engine in, a searcher out."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +19,9 @@ def open_named(
     kept: Path | None = None,
     **how: Any,
 ) -> Searcher:
-    """The index, or that of the images, or that of a server, with its model.
+    """Open an index, the index of some images, or one on a server, with its model.
 
-    `kept` is where the codes of images are kept; `how` is given to `open_index`.
+    `kept` is where the codes of images are kept; `how` is passed to `open_index`.
     """
     from hashlens.index.engines import open_engine, open_server
 

@@ -1,6 +1,6 @@
 """Queries: an image or a code in hex in, its code out.
 
-Images are read and encoded exactly as by `hashlens encode`, so an image of the index finds itself at 0 bits.
+Images are read and encoded exactly as in `hashlens encode`, so an image of the index finds itself at 0 bits.
 """
 
 import glob
@@ -38,7 +38,7 @@ from hashlens.files import expanded
 
 
 def parse_code(text: str, n_bits: int, second_bits: int = 0) -> Codes:
-    """A code in hex, which the second code may follow where there is one.
+    """Parse a code in hex, optionally followed by the second code.
 
     >>> parse_code("9f3c 21a0 77e4", 48).packed.tolist()
     [[159, 60, 33, 160, 119, 228]]
@@ -62,7 +62,7 @@ def parse_code(text: str, n_bits: int, second_bits: int = 0) -> Codes:
 
 
 class QueryImage(Images):
-    """One image, read when the model asks for it and at the size it asks for, like images of an index."""
+    """One image, read when the model needs it and at the model's size, like images of an index."""
 
     def __init__(self, source: Path | bytes | Image.Image, max_pixels: int = MAX_PIXELS, name: str | None = None):
         self._source, self._max_pixels = source, max_pixels
@@ -71,7 +71,7 @@ class QueryImage(Images):
             self.facts["name"] = name
         self.names = (name or self.facts.get("path", "given"),)
         self.seconds = 0.0
-        self.cropped_to: int | None = None  # pixels per side, if it was cropped for a model already
+        self.cropped_to: int | None = None  # pixels per side, if already cropped for a model
 
     def image(self, row: int, at_least: int | None = None) -> Image.Image:
         start = time.perf_counter()
@@ -82,33 +82,33 @@ class QueryImage(Images):
                     image, (width, height) = rgb(upright(file)), file.size
                 else:
                     image, (width, height) = decode(file, at_least, self._max_pixels)
-        except Exception as error:  # a damaged file makes Pillow raise nearly anything
+        except Exception as error:  # Pillow raises nearly anything on a damaged file
             raise unreadable(self.names[0], reason(file, error)) from error
-        self.facts = {"width": width, "height": height} | self.facts  # what was known before the image was cropped wins
+        self.facts = {"width": width, "height": height} | self.facts  # facts from before cropping take precedence
         self.seconds += time.perf_counter() - start
         return image
 
 
 def unreadable(name: str, why: str) -> UnreadableImage:
-    """Of a query, which is meant to be an image, unlike many a file in a folder."""
+    """An error for a query, which, unlike other files in a folder, must be an image."""
     return UnreadableImage(name, f"not a {READABLE} file" if why == "not an image" else why)
 
 
 def is_code(text: str) -> bool:
-    """Whether text is a code in hex, perhaps with spaces, and no file has that name."""
-    # pathlib raises where a code is longer than any name, or a folder is unreadable
+    """Whether text is a code in hex, optionally with spaces, and not the name of a file."""
+    # pathlib raises if a code is longer than any file name, or a folder is unreadable
     return set(text.lower()) <= set("0123456789abcdef ") and not os.path.exists(text)  # noqa: PTH110
 
 
 def queries(text: str, say: Callable[[str], object] = print) -> Iterator[tuple[str, Any]]:
-    """What the command line names: a code, an image on standard input, or each image of a source.
+    """The queries named on the command line: a code, an image on standard input, or each image of a source.
 
-    `say` is told what is skipped.
+    `say` is called with notes about skipped images.
     """
     given: str | list[str] = text
     if text == "-":
         content = sys.stdin.buffer.read()
-        if b"\0" in content:  # as in every image, and in no list of paths
+        if b"\0" in content:  # occurs in every image, but never in a list of paths
             yield "standard input", content
             return
         given = lines_of(content)
@@ -136,8 +136,8 @@ def queries(text: str, say: Callable[[str], object] = print) -> Iterator[tuple[s
 
 
 def _as_stored(images: Images, row: int) -> bytes | Image.Image:
-    """The bytes of an image where there are some, so that it is decoded as any file is."""
+    """The bytes of an image if it has any, so that it is decoded like any file."""
     try:
         return images.data(row)
-    except NotImplementedError:  # an array
+    except NotImplementedError:  # images from an array
         return images.image(row)
