@@ -634,7 +634,7 @@ def big_said() -> str:
 def plan_of(n: str, bits: str) -> str:
     """What `hashlens index plan` prints."""
     text = describe_plan(plan(int(float(n)), int(bits), 128))
-    return f"```\n$ hashlens index plan --n {n} --bits {bits}\n{text}\n```"
+    return f"```text\n$ hashlens index plan --n {n} --bits {bits}\n{text}\n```"
 
 
 def plan_sizes() -> str:

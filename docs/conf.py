@@ -20,6 +20,7 @@ extensions = ["myst_parser"]
 exclude_patterns = ["reproduction/tables"]  # they are in REPRODUCTION.md
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist", "attrs_block"]
 myst_heading_anchors = 4
+highlight_language = "bash"  # commands, in blocks that name no language
 smartquotes = False  # two dashes begin an option
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", ".*")]  # names of other packages in signatures

@@ -118,7 +118,7 @@ def usage(path: str, command: Any) -> str:
 
 
 def parameter_table(command: Any) -> str:
-    rows = ["| option | meaning | default |", "|---|---|---|"]
+    rows = ["{.options}", "| option | meaning | default |", "|---|---|---|"]
     for one in command.params:
         if getattr(one, "hidden", False):
             continue
@@ -178,7 +178,9 @@ def method_page(name: str) -> str:
     parts.append(f":::{{py:class}} hashlens.{cls.__name__}(n_bits=48, **settings)\n{prose(about)}\n:::")
     parts += ["## Use it", use(name, method, cls), "## When to use it", when(name, method)]
     parts += ["## Settings", settings_table(describe(cls))]
-    if table := numbers(name):
+    if not RESULTS.exists():
+        parts += ["## Numbers", NO_NUMBERS]
+    elif table := numbers(name):
         parts += ["## Numbers", NUMBERS_NOTE, table]
     return "\n\n".join(parts)
 
@@ -204,12 +206,17 @@ def when(name: str, method: Method) -> str:
             )
     lines.append("See all methods side by side: [images of your own](../../own-data.md), "
                  "[CIFAR-10 and MIRFLICKR-25K](../../comparison.md).")  # fmt: skip
-    return "\n".join(lines[:1]) + "\n\n" + "\n".join(lines[1:-1]) + "\n\n" + lines[-1]
+    places = ["\n".join(lines[1:-1])] if len(lines) > 2 else []
+    return "\n\n".join([lines[0], *places, lines[-1]])
 
 
 NUMBERS_NOTE = (
     "MAP over the whole ranking, ties in database order; mean over splits where there are several. *fixed* stands for"
     " the features of a pretrained network that is not trained. Printed numbers are those of the DTSH paper's tables."
+)
+NO_NUMBERS = (
+    "This site was built from the source archive, which leaves out the measured results (`benchmarks/results`). Build"
+    " it from a clone of the repository to see the numbers here."
 )
 
 
@@ -248,7 +255,7 @@ def score(at: dict[str, Any] | None) -> str:
 
 
 def settings_table(settings: list[Setting]) -> str:
-    rows = ["| setting | default | meaning | allowed | tuned |", "|---|---|---|---|---|"]
+    rows = ["{.settings}", "| setting | default | meaning | allowed | tuned |", "|---|---|---|---|---|"]
     for one in settings:
         default = "none" if one.default is None else one.default
         tuned = one.tuned.removeprefix("tuned ")
@@ -536,7 +543,9 @@ def prose(text: str) -> str:
         elif re.search(r"\n  +\S", block) and not block.startswith("    "):  # a tree or a list in columns
             blocks.append(f"```text\n{block}\n```")
         elif block.startswith("    "):
-            blocks.append(f"```text\n{textwrap.dedent(block)}\n```")
+            code = textwrap.dedent(block)
+            language = "bash" if code.startswith(("python ", "hashlens ")) else "text"
+            blocks.append(f"```{language}\n{code}\n```")
         else:
             pieces = re.split(r"(`[^`]*`)", block)
             plain = [piece if piece.startswith("`") else re.sub(r"([*<\[{$#|~])", r"\\\1", piece) for piece in pieces]

@@ -1,3 +1,10 @@
+// A picture that is shown much smaller than it is, as on a phone, opens at full size.
+for (const picture of document.querySelectorAll("article img")) {
+  picture.addEventListener("click", () => {
+    if (!picture.closest("a") && picture.naturalWidth > 1.3 * picture.clientWidth) location.href = picture.src;
+  });
+}
+
 // The live figure of docs/concepts/likelihood.md: without this script it is a picture of one margin and one triplet.
 const figure = document.getElementById("margin-figure");
 if (figure) {
