@@ -44,4 +44,4 @@ others = list(METHODS) if "all" in sys.argv else ["sdh", "itq", "lsh", "classifi
 methods = [Contrastive(training=Training(epochs=20, head_lr=0.05)), *others]
 table = compare((StandardScaler().fit_transform(X), y), methods, bits=[16, 32])
 print(table)
-table.plot().figure.savefig("own_loss.png", dpi=110, bbox_inches="tight")
+table.plot().figure.savefig("own_loss.png", dpi=110)

@@ -16,4 +16,4 @@ methods = [type(make_hasher(name)).preset("published", 48) for name in names]  #
 bits = [int(n) for n in (sys.argv[2] if sys.argv[2:] else "12,48").split(",")]
 table = compare("cifar10", methods, features=["gist"], bits=bits, out="table1", progress=True)
 print(table)
-table.plot().figure.savefig("table1_on_gist.png", dpi=110, bbox_inches="tight")
+table.plot().figure.savefig("table1_on_gist.png", dpi=110)

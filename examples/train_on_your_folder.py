@@ -31,21 +31,23 @@ source = open_source(given[0] if given else digits_as_folder(Path("digit-photos"
 split = make_protocol(source)  # a tenth of each class are queries
 settings = {} if given else {"backbone": "small-cnn", "training": Training(epochs=6)}  # quick, for tiny images
 
-hasher = DTSH(48, **settings).fit(source.images[split.train], source.labels[split.train], progress=True)
+hasher = DTSH(48, second_bits=128, **settings)
+hasher.fit(source.images[split.train], source.labels[split.train], progress=True)
 database, queries = hasher.encode(source.images[split.database]), hasher.encode(source.images[split.query])
 scores = evaluate_codes(queries, database, source.labels[split.query], source.labels[split.database])
 print(f"MAP {scores['map']:.3f}, random {scores['map_random']:.3f}: {scores['definition']}")
 hasher.save("my-model")  # hashlens search my-model ... or hashlens.load("my-model")
 
-index = HammingIndex(database.n_bits)
+index = HammingIndex(database.n_bits, second_bits=128)
 index.add(database)
-distances, ids = index.search(queries[:5], k=8)
-figure = Figure(figsize=(7, 4))
+distances, ids = index.search(queries[:5], k=8, by="both")  # the second code orders images at equal distance
+figure = Figure(figsize=(9, 6), layout="constrained")
 for q in range(5):
     shown = [split.query[q], *split.database[ids[q]]]
+    second = np.unpackbits(queries.second.packed[q] ^ database.second.packed[ids[q]], axis=1).sum(axis=1)
     for place, row in enumerate(shown):
         axes = figure.add_subplot(5, 9, q * 9 + place + 1)
-        axes.imshow(Image.open(source.images.open(row)))
-        axes.set_title("query" if not place else f"{distances[q][place - 1]} bits", fontsize=7)
+        axes.imshow(Image.open(source.images.open(row)).convert("RGB"))
+        axes.set_title("query" if not place else f"{distances[q][place - 1]} + {second[place - 1]} bits", fontsize=7)
         axes.axis("off")
 figure.savefig("train_on_your_folder.png", dpi=110)

@@ -23,6 +23,7 @@ from hashlens.results.tables import length_name, method_name, row_label
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import LayoutEngine
 
 INK, GREY, BLUE = "#1f2328", "#59636e", "#0969da"
 # Stand-ins: matplotlib does not know CSS colours, so these two are replaced in its output.
@@ -174,16 +175,24 @@ def map_figure(result: Mapping[str, Any], ink: str = INK) -> Figure:
 
 
 def plot_map(result: Mapping[str, Any], axes: Axes | None = None) -> Axes:
-    """MAP against the number of bits on the given axes or new ones, a line per method and kind of features."""
+    """MAP against the number of bits on the given axes or new ones, a line per method and kind of features.
+
+    On new axes the lines are labelled at their ends, on given ones in a legend.
+    """
+    own = axes is None
     if axes is None:
         import matplotlib.pyplot as plt
 
-        axes = plt.figure(layout="constrained").add_subplot()
+        axes = plt.figure(layout=_layout()).add_subplot()
     decorate(axes, result["source"], "bits", "MAP", INK)
     for place, row in enumerate(result["rows"]):
         _plot(axes, map_line(row), series_style(place, row_label(row)))
     axes.set_xticks(result["bits"])
-    axes.legend(frameon=False, fontsize=9)
+    if own:
+        lines = [(map_line(row), series_style(place, row_label(row))) for place, row in enumerate(result["rows"])]
+        _label_lines(axes, [(line[-1][:2], style) for line, style in lines if line])
+    else:
+        axes.legend(frameon=False, fontsize=9)
     return axes
 
 
@@ -323,10 +332,15 @@ def _not_too_near(axes: Axes, span: float = 0.05) -> None:
 
 def _new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout=_layout())
+
+
+def _layout() -> LayoutEngine:
+    """Room around the panels."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
-    return Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout=layout)
+    return ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
 
 
 def decorate(axes: Axes, title: str, x_label: str, y_label: str, ink: str) -> None:
