@@ -1,4 +1,4 @@
-"""Who may do what: host names, tokens with scopes, and other sites' pages.
+"""Access, who may do what: host names, tokens with scopes, and other sites' pages.
 
 A token is sent as `Authorization: Bearer TOKEN`, or as the password of Basic authentication, which browsers ask for.
 """
@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from hashlens.errors import DataError, UsageError
 
 READ, WRITE = "read", "write"  # write includes read
-MIN_LENGTH = 16  # characters of a token
+MIN_LENGTH = 16  # minimum characters of a token
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OPEN = ("/healthz", "/readyz")  # for load balancers, which have no token
 CLICKS = "/v1/clicks"
@@ -28,7 +28,7 @@ CHALLENGE = {"WWW-Authenticate": 'Bearer realm="hashlens", Basic realm="hashlens
 
 @dataclass(frozen=True)
 class Token:
-    """What a token may do; of its text only the hash is kept."""
+    """The permissions of a token; of its text only the hash is kept."""
 
     digest: str
     scope: str
@@ -45,27 +45,27 @@ class Token:
 
     @property
     def name(self) -> str:
-        """In the log; says nothing about the token."""
+        """The name in the log, which does not reveal the token."""
         return self.digest[:8]
 
 
 @dataclass(frozen=True)
 class Access:
-    """The rules of one server; `hosts` are the names that it answers to, None for any."""
+    """The rules of one server; `hosts` are the names it answers to, None for any."""
 
     hosts: tuple[str, ...] | None = LOOPBACK
     tokens: tuple[Token, ...] = ()
-    anyone_reads: bool = True  # also without a token
-    origins: tuple[str, ...] = ()  # other sites whose pages may ask (CORS)
-    anyone_clicks: bool = False  # without a token; on one's own machine
+    anyone_reads: bool = True  # whether reading needs no token
+    origins: tuple[str, ...] = ()  # other sites whose pages may send requests (CORS)
+    anyone_clicks: bool = False  # whether clicks need no token, as on your own machine
 
     @property
     def takes_clicks(self) -> bool:
-        """Whether there is someone who may click."""
+        """Whether anyone may click."""
         return self.anyone_clicks or any(token.scope == WRITE for token in self.tokens)
 
     def check(self, method: str, path: str, authorization: str | None) -> str | None:
-        """Refuse a request that its sender may not make; returns the name of the token."""
+        """Refuse a request without permission; returns the name of the token."""
         changes = path == "/v1/images" or path.startswith("/v1/images/")
         if path == CLICKS and method not in ("GET", "HEAD", "OPTIONS"):
             if not self.takes_clicks:
@@ -86,7 +86,7 @@ class Access:
         return token.name
 
     def _token(self, authorization: str | None) -> Token | None:
-        """The token that was sent; each one is compared, in a time that does not depend on them."""
+        """The token that was sent; compared with all tokens in constant time."""
         digest = sha256(_sent(authorization or "")).hexdigest()
         found = None
         for token in self.tokens:
@@ -109,7 +109,7 @@ def _sent(authorization: str) -> bytes:
 
 
 def read_tokens(path: Path) -> list[Token]:
-    """The tokens of a file with one per line: the token, read or write, and perhaps its last day (UTC).
+    """Tokens from a file with one per line: the token, read or write, and optionally its last day (UTC).
 
     3f9a…c1  read
     77b0…42  write  2027-01-31
@@ -141,7 +141,7 @@ def _parse(fields: list[str], place: str) -> Token:
     if last is None:
         return token
     end = last.replace(tzinfo=last.tzinfo or UTC)
-    if len(fields[2]) == 10:  # a day, which it is valid to the end of
+    if len(fields[2]) == 10:  # a date: valid to the end of that day
         end = end.replace(hour=23, minute=59, second=59)
     return Token(token.digest, token.scope, end)
 

@@ -1,7 +1,7 @@
 """The application: a service in, the page and the HTTP interface out.
 
 Nothing that a client sends is used as a path or an address: images of the index are requested by id, and uploads are
-decoded within limits, in processes of their own.
+decoded within limits, in separate processes.
 """
 
 import base64
@@ -74,7 +74,7 @@ def create_app(
     add_to: Path | None = None,
     ready: Callable[[], Any] = lambda: None,
 ) -> FastAPI:
-    """The page and the HTTP interface for one index; `images` is the folder that its images were moved to.
+    """The page and the HTTP interface for one index; `images` is the folder its images were moved to.
 
     `add_to` is the folder for images that clients add; `ready` is called before the first request.
     """
@@ -131,7 +131,7 @@ def _add_search(app: FastAPI, service: Service) -> None:
     async def answer(request: Request, work: Callable[[Any, Asked], dict[str, Any]]) -> JSONResponse:
         async def by_image(upload: UploadFile, fields: dict[str, Any]) -> dict[str, Any]:
             asked = Asked.model_validate_strings(fields)
-            asked.how_many(limits)  # before anything is decoded
+            asked.how_many(limits)  # check before anything is decoded
             return await service.on_image(service.uploads, upload, lambda query: work(query, asked))
 
         async def by_json(asked: Asked) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _add_items(app: FastAPI, service: Service) -> None:
         return JSONResponse(await service.searches.run(searcher.on_disk, lambda now: now.item(id)))
 
     def open_file(now: Searcher, id_: int) -> tuple[tuple[Any, ...], BinaryIO | None]:
-        """What changes with an image or its file, and the file, None if it is missing."""
+        """Values that change with an image or its file, and the open file, None if it is missing."""
         path, added = now.item(id_)["path"], service.writer.folder
         try:
             if added is not None and Path(path).is_relative_to(added):
@@ -227,7 +227,7 @@ def _add_items(app: FastAPI, service: Service) -> None:
                         _, content = await service.thumbnailers.decode("thumbnail", file, SIZES[size], key[0])
         if not content:
             return Response(_page("gone.svg"), 404, media_type="image/svg+xml", headers={"Cache-Control": "no-store"})
-        with suppress(ValueError):  # larger than the whole cache, which only the event loop uses
+        with suppress(ValueError):  # larger than the whole cache (used by the event loop only)
             thumbs[key] = content
         tag = f'"{sha256(repr(key).encode()).hexdigest()[:32]}"'
         headers = {"Cache-Control": "private, no-cache", "ETag": tag}
@@ -303,7 +303,7 @@ def _add_facts(app: FastAPI, service: Service, access: Access) -> None:
 
     @lru_cache(1)
     def items(index: Catalog | Engine, n: int) -> dict[str, Any]:  # a server is the same object when it has more
-        few = n <= 10_000_000  # beyond that, listing the labels takes seconds
+        few = n <= 10_000_000  # beyond, listing the labels takes seconds
         return {"labels": index.labels() if few else [], "examples": index.examples()}
 
     def info_now(now: Searcher) -> dict[str, Any]:
@@ -312,12 +312,12 @@ def _add_facts(app: FastAPI, service: Service, access: Access) -> None:
         return now.facts() | items(now.index, len(now.index)) | about | {"clicks": clicks(now)}
 
     def clicks(now: Searcher) -> dict[str, Any] | None:
-        """How many there are and the command that learns from them; None where nobody can click."""
+        """The number of clicks and the command that learns from them; None if nobody can click."""
         index = now.index
         if not access.takes_clicks or now.engine is not None or not isinstance(index, IndexFolder):
             return None
         general = (built_with(index.path, index.model) or index.model)["name"] == GENERAL.name
-        found = general and index.path.is_relative_to(cache_dir())  # by the folder of the images, which people know
+        found = general and index.path.is_relative_to(cache_dir())  # show the folder of the images, which users know
         what = (index.facts.get("source") if found else None) or index.path
         return {"n": len(read_clicks(index.path)), "command": f"hashlens refine {quoted(what)}"}
 

@@ -1,7 +1,7 @@
-"""Connections: idle, slow and too many ones are closed, so that there is always room for the next.
+"""Connections: closes idle, slow and excess ones, so that there is always room for the next.
 
-uvicorn limits none of these. A connection counts as waiting until the headers of a request have arrived, and again when
-it was answered; whoever comes when all places are taken gets the place of the one that has waited longest.
+uvicorn limits none of these. A connection counts as waiting until the headers of a request have arrived, and again
+after the answer; if all places are taken, a new connection replaces the one that has waited longest.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hashlens.server.limits import HEADER_SECONDS, SEND_SECONDS, Limits
 
-IDLE_SECONDS = 1.0  # after which a connection that waits may be closed for another
-SPARE = 50  # connections beyond the limit, on which the application refuses with a sentence, and answers /healthz
+IDLE_SECONDS = 1.0  # after which a waiting connection may be closed for another
+SPARE = 50  # connections beyond the limit, which get a message of refusal, or /healthz answered
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -25,7 +25,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.waiting_since: float | None = self.loop.time()  # for headers
-        self.sending_since: float | None = None  # what the client has not taken yet
+        self.sending_since: float | None = None  # since when the client has not taken data
         server: Server = self.config.hashlens_server  # type: ignore[attr-defined]
         if not server.has_room(self):
             transport.write(FULL)
@@ -39,13 +39,13 @@ class Connection(H11Protocol):
             self.waiting_since = None
 
     def on_response_complete(self) -> None:
-        self.waiting_since = self.loop.time()  # first: the next request may have arrived already
+        self.waiting_since = self.loop.time()  # first, because the next request may have arrived already
         super().on_response_complete()
         if self.cycle is not None and not self.cycle.response_complete:
             self.waiting_since = None
 
     def is_late(self, now: float) -> bool:
-        """Whether headers do not come, or an answer is not taken."""
+        """Whether headers are overdue, or an answer is not taken."""
         if not self.transport.get_write_buffer_size():
             self.sending_since = None
         elif self.sending_since is None:
@@ -56,7 +56,7 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, with these limits; `proxy` may have any number of connections, since all clients come through it."""
+    """uvicorn's server with these limits; `proxy` may have any number of connections, for all its clients."""
 
     def __init__(self, config: uvicorn.Config, limits: Limits, proxy: str | None):
         super().__init__(config)
@@ -64,10 +64,10 @@ class Server(uvicorn.Server):
         self._limits, self._proxy = limits, proxy
 
     def has_room(self, new: Connection) -> bool:
-        """Whether a new connection may stay; if need be, one that waits is closed for it.
+        """Whether a new connection may stay; if necessary, a waiting one is closed for it.
 
-        An address may have more connections than requests in progress, which the application refuses with a sentence,
-        but not more than half of all.
+        An address may have more connections than allowed requests, so that the application can refuse these with a
+        message, but not more than half of all connections.
         """
         everyone: Any = self.server_state.connections
         most, address = self._limits.max_connections, _address(new)
@@ -93,7 +93,7 @@ def _address(connection: Connection) -> str:
 
 
 def _close_oldest(connections: Any, new: Connection, idle: float) -> bool:
-    """Close the one that has waited longest, if it has for so many seconds."""
+    """Close the connection that has waited longest, if it was idle for that many seconds."""
     waiting = [one for one in connections if one.waiting_since is not None and one is not new]
     oldest = min(waiting, key=lambda one: one.waiting_since, default=None)
     if oldest is None or new.loop.time() - oldest.waiting_since < idle:

@@ -1,7 +1,7 @@
 """One decoding process: images on standard input, their pixels on standard output; started by `decoders.py`.
 
-It reads nothing but its input, writes no file, and has limits of its own: CPU time per image, memory, and a low
-priority, so that searches stay fast. A message is a line of JSON, whose `n` says how many bytes follow it.
+It reads only its input, writes no files, and has its own limits: CPU time per image, memory, and a low priority, so
+that searches stay fast. A message is a line of JSON, with the number `n` of bytes that follow.
 """
 
 import io
@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 if __name__ == "__main__" and sys.platform != "win32":  # before the imports, which take longer than most images
-    os.nice(5)  # of 19: a third of the time that a search gets if both want the same core
+    os.nice(5)  # of 19: on a shared core, a third of a search's time
 
 from PIL import Image
 
 from hashlens.data.images import decode, reason, shrunk
 from hashlens.data.resize import crop
 
-BYTES_PER_PIXEL = 24  # in use at once at most: coefficients or planes of the decoder, RGBA, its copy on white, RGB
-MEMORY = 2**28  # besides
+BYTES_PER_PIXEL = 24  # peak use: coefficients or planes of the decoder, RGBA, its copy on white, RGB
+MEMORY = 2**28  # bytes in addition to those
 
 
 def pixels(content: bytes, size: int, max_pixels: int) -> tuple[bytes, tuple[int, int]]:
-    """What a network that takes images of `size` is given: exactly what `Images.read` gives."""
+    """Pixels for a network with images of `size`, exactly as from `Images.read`."""
     image, stored = decode(io.BytesIO(content), max_pixels=max_pixels)
     return crop(image, size).tobytes(), stored
 
@@ -47,9 +47,9 @@ TASKS: dict[str, Callable[[bytes, int, int], tuple[bytes, tuple[int, int]]]] = {
 
 
 def main(max_pixels: int, seconds: float) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the server
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    for task in TASKS.values():  # loads the code before memory is limited
+    for task in TASKS.values():  # load all code before memory is limited
         task(_blank(), 8, max_pixels)
     _limit_memory(MEMORY + BYTES_PER_PIXEL * max_pixels)
     _write(answers, b"", ready=True)
@@ -77,7 +77,7 @@ def _blank() -> bytes:
     return file.getvalue()
 
 
-if sys.platform == "win32":  # no such limits there; the server still kills a decoder that takes too long
+if sys.platform == "win32":  # Windows has no such limits; the server still kills slow decoders
 
     def _limit_memory(n_bytes: int) -> None: ...
 
@@ -87,14 +87,14 @@ else:
     import resource
 
     def _limit_memory(n_bytes: int) -> None:
-        with suppress(OSError, ValueError):  # already lower
+        with suppress(OSError, ValueError):  # the limit is already lower
             used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + n_bytes, used + n_bytes))
         for limit, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
             resource.setrlimit(limit, (most, most))
 
     def _limit_cpu(seconds: float) -> None:
-        """From now on; the system ends the process with SIGXCPU."""
+        """Limit CPU time from now on; the system ends the process with SIGXCPU."""
         spent = time.process_time()
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         wanted = int(spent + seconds) + 1
@@ -102,5 +102,5 @@ else:
 
 
 if __name__ == "__main__":
-    with suppress(BrokenPipeError, KeyboardInterrupt):  # the server is gone
+    with suppress(BrokenPipeError, KeyboardInterrupt):  # the server has ended
         main(int(sys.argv[1]), float(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""Files that strangers sent in, pixels out: decoded in processes that can be killed and are replaced."""
+"""Decoders: untrusted files in, pixels out, decoded in processes that can be killed and are replaced."""
 
 import asyncio
 import json
@@ -15,11 +15,11 @@ from hashlens.search.queries import unreadable
 from hashlens.server.limits import busy
 
 READ = 2**18  # bytes of an upload in memory on its way to a decoder
-IMAGES = 1_000  # after which a decoder is replaced, whatever it has leaked
+IMAGES = 1_000  # after which a decoder is replaced, in case of leaks
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(2**20),  # larger blocks go back to the system as soon as they are free
+    "MALLOC_MMAP_THRESHOLD_": str(2**20),  # larger blocks are returned to the system once freed
 }
 
 
@@ -37,7 +37,7 @@ class Decoder:
             *(sys.executable, "-m", "hashlens.server.decoder", str(max_pixels), str(seconds)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,  # libraries complain there about damaged files
+            stderr=asyncio.subprocess.DEVNULL,  # libraries print warnings about damaged files there
             env=os.environ | ENVIRONMENT,
         )
         decoder = cls(process)
@@ -50,7 +50,7 @@ class Decoder:
         return decoder
 
     async def answer(self) -> tuple[dict[str, Any], bytes] | None:
-        """None if it ended instead."""
+        """The answer; None if the process ended instead."""
         try:
             facts = json.loads(await self.stdout.readuntil(b"\n"))
             return facts, await self.stdout.readexactly(facts["n"])
@@ -61,7 +61,7 @@ class Decoder:
         n = file.seek(0, os.SEEK_END)
         file.seek(0)
         self.n_left -= 1
-        with suppress(ConnectionError):  # it died; the empty answer says so
+        with suppress(ConnectionError):  # it died, which the empty answer shows
             self.stdin.write(json.dumps({"task": task, "size": size, "n": n}).encode() + b"\n")
             while chunk := await asyncio.to_thread(file.read, READ):
                 self.stdin.write(chunk)
@@ -73,7 +73,7 @@ class Decoder:
         return self.process.returncode is None and self.n_left > 0
 
     async def end(self) -> int:
-        """Kill it; returns what it ended with before, if it had."""
+        """Kill the process; returns its exit code if it had already ended."""
         with suppress(ProcessLookupError):
             if self.process.returncode is None and not self.stdout.at_eof():
                 self.process.kill()
@@ -85,7 +85,7 @@ class Decoder:
 class Decoders:
     """At most `n` processes, started when needed; at most `waiting` images wait for one.
 
-    `seconds` limits the CPU time per image; whoever waits for it limits the rest by cancelling.
+    `seconds` limits the CPU time per image; callers limit the waiting time by cancelling.
     """
 
     def __init__(self, n: int, waiting: int, max_pixels: int, seconds: float, ended: Counter | None = None):
@@ -118,7 +118,7 @@ class Decoders:
 
     @asynccontextmanager
     async def _one(self) -> AsyncIterator[Decoder]:
-        """A decoder, which goes back if all is well and is killed otherwise."""
+        """A decoder, which is reused if all went well and killed otherwise."""
         async with self._free:
             decoder = self._idle.pop() if self._idle else None
             if decoder is None or not decoder.alive:

@@ -1,6 +1,6 @@
-"""Guard: refuses requests of strangers, of other sites, of too many bytes or too slow ones; logs and counts answers.
+"""Guard: refuses requests that are unauthorised, from other sites, too large or too slow; logs and counts answers.
 
-It sees a body as it arrives, so that a large one is refused before it is stored anywhere.
+It checks bodies as they arrive, so that large ones are refused before they are stored anywhere.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 ACCESS = logging.getLogger("hashlens.access")  # one line of JSON per request, if it has a handler
-ALWAYS = "/healthz"  # answered whatever else is in progress
-REQUEST = "hashlens.request"  # where handlers find it in the scope
+ALWAYS = "/healthz"  # answered even when busy
+REQUEST = "hashlens.request"  # key of the request in the scope
 SAFE = ("GET", "HEAD", "OPTIONS")
 
 
@@ -68,7 +68,7 @@ class Guard:
         except HTTPException as error:
             await request.refuse(error.status_code, error.detail, error.headers)
         except (ClientDisconnect, TimeoutError):
-            request.status = 499  # nobody is left to tell, or they do not listen
+            request.status = 499  # the client is gone or does not listen
         except Exception:
             logging.getLogger("hashlens").exception("a request failed")
             if request.status:
@@ -87,15 +87,15 @@ class Guard:
             raise busy()
 
     def _check(self, request: "Request", scope: Scope) -> None:
-        """Refuse a request by its headers, or give it limits for its body."""
-        headers = Headers(scope=scope)  # of equal names the first counts, as for the application
+        """Refuse a request by its headers, or set limits for its body."""
+        headers = Headers(scope=scope)  # the first of equal names counts, as in the application
         host, access = headers.get("host", "").lower(), self.access
         if access.hosts is not None and _without_port(host) not in access.hosts:
-            # DNS rebinding: a page elsewhere whose name points here could otherwise read everything
+            # against DNS rebinding: a foreign page whose host name points here could otherwise read everything
             names = " and ".join(access.hosts[:2])
             raise HTTPException(421, f"this server answers only under {names} (server option --hostname)")
         if scope["method"] not in SAFE and _cross_site(headers, host, access.origins):
-            # a browser sends these with the user's login, whatever page asks for it
+            # browsers send these with the user's login, whatever page triggers them
             raise HTTPException(403, "requests from other sites are refused (server option --cors)")
         request.user = access.check(scope["method"], scope["path"], headers.get("authorization"))
         with_image = headers.get("content-type", "").lower().startswith("multipart/form-data")
@@ -126,7 +126,7 @@ class Guard:
 
 
 class Request:
-    """One request: its body within limits, its answer with our headers, and what is logged of it."""
+    """One request: its body within limits, its answer with our headers, and its log entry."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, headers: list[tuple[bytes, bytes]]):
         self._scope, self._receive, self._send, self._headers = scope, receive, send, headers
@@ -139,7 +139,7 @@ class Request:
         self._received = False
 
     async def receive(self) -> Message:
-        if self._received:  # the next message is that the client has gone
+        if self._received:  # the next message says that the client has gone
             return await self._receive()
         left = self.start + BODY_SECONDS + self.n_received / BODY_RATE - time.perf_counter()
         try:
@@ -169,7 +169,7 @@ class Request:
 
 
 def _cross_site(headers: Headers, host: str, origins: tuple[str, ...]) -> bool:
-    """Whether a page of another site makes a browser send this; other programs send neither header."""
+    """Whether a page of another site made a browser send this; other programs send neither header."""
     origin = headers.get("origin")
     if origin is not None and origin in origins:
         return False

@@ -1,6 +1,6 @@
-"""Background work on the whole index: started once, its progress and result can be read any number of times.
+"""Jobs: background work on the whole index, started once; its progress and result can be read any number of times.
 
-Duplicates and groups are those of `hashlens duplicates` and `hashlens groups`; images are named by their ids.
+Duplicates and groups are the same as in `hashlens duplicates` and `hashlens groups`; images are named by id.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hashlens.index.catalog import Catalog
 from hashlens.progress import Progress, counted
 from hashlens.search import Searcher
 
-MAX_IMAGES = 200_000  # of an index; with more, the command line is the place
+MAX_IMAGES = 200_000  # in the index; beyond, use the command line
 MAX_GROUPS = 1_000  # in an answer
 MAX_MEMBERS = 200  # of a group in an answer
 
@@ -31,13 +31,13 @@ class Job:
         self.name, self._searcher, self._find = name, searcher, find
         self._lock, self._ending = Lock(), False
         self._watch = Watch()
-        self._index: Catalog | None = None  # that the result is of
+        self._index: Catalog | None = None  # the index of the result
         self._result: dict[str, Any] | None = None
         self._error: str | None = None
         self._thread: Thread | None = None
 
     def start(self) -> None:
-        """Begin, unless it is under way or the result is still right."""
+        """Start, unless already running or the result is still valid."""
         index = self._searcher.now().index
         if not isinstance(index, Catalog):
             raise UsageError(
@@ -94,7 +94,7 @@ class Job:
 
 
 class Watch(Progress):
-    """Progress that others can look at."""
+    """Progress that other threads can read."""
 
     def __init__(self) -> None:
         super().__init__()

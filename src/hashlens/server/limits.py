@@ -1,4 +1,4 @@
-"""Limits of the server: what clients can send and ask for; the options of `hashlens serve` set those of `Limits`."""
+"""Limits of the server: what clients can send and request; options of `hashlens serve` set the fields of `Limits`."""
 
 from dataclasses import dataclass
 
@@ -10,28 +10,28 @@ MAX_FIELD = 20_000  # bytes of a field of a form, or characters of a code
 MAX_FIELDS = 8
 MAX_ITEMS = 500  # per page of all images
 HEADER_SECONDS = 10  # for the headers of a request, or idle before them
-BODY_SECONDS = 5  # for a body, and more by its bytes:
-BODY_RATE = 2_000  # per second
-SEND_SECONDS = 30  # for a client to take what was sent to it
+BODY_SECONDS = 5  # for a body, plus time for its bytes:
+BODY_RATE = 2_000  # bytes per second
+SEND_SECONDS = 30  # for a client to take sent data
 SHUTDOWN_SECONDS = 7  # for requests in progress, when the server is stopped
-KILL_SECONDS = 9  # then it is killed; containers are given 10
+KILL_SECONDS = 9  # after which it is killed; containers get 10
 
 
 @dataclass(frozen=True)
 class Limits:
     max_upload: int = 20_000_000  # bytes per image
-    max_pixels: int = 25_000_000  # per image, by its header
+    max_pixels: int = 25_000_000  # per image, according to its header
     decode_seconds: float = 5.0  # of CPU time per image
-    max_k: int = 1_000  # results
-    timeout: float = 30.0  # seconds per request, its upload included
-    max_waiting: int = 64  # requests that wait in each lane
+    max_k: int = 1_000  # results per search
+    timeout: float = 30.0  # seconds per request, including its upload
+    max_waiting: int = 64  # waiting requests per lane
     max_connections: int = 1_000
     per_address: int = 100  # connections, and requests in progress
     thumbnail_cache: int = 64_000_000  # bytes
-    scrub_seconds: float = 600.0  # between two comparisons of the index with its checksums; 0: none
+    scrub_seconds: float = 600.0  # between two checks of the index by its checksums; 0: none
 
     def require_body(self, n_bytes: int, with_image: bool) -> None:
-        """Refuse a body of more bytes than allowed."""
+        """Refuse a body with more bytes than allowed."""
         if n_bytes > MAX_TEXT + (self.max_upload if with_image else 0):
             raise self.too_large(with_image)
 
@@ -46,5 +46,5 @@ USUAL = Limits()
 
 
 def busy(what: str = "the server is busy", seconds: int = 1) -> HTTPException:
-    """Refused early rather than late; the client is told when to come back."""
+    """The error for refusing early rather than late; tells the client when to retry."""
     return HTTPException(503, f"{what}; try again in {seconds} s", {"Retry-After": str(seconds)})

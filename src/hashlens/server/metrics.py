@@ -1,4 +1,4 @@
-"""What the server counts, in the format of Prometheus."""
+"""Metrics: the server's counters in, Prometheus text out."""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +45,7 @@ class Metrics:
             self.stages.labels(stage).observe(value / 1000)
 
     def text(self, index: dict[str, Any]) -> bytes:
-        """All of it; `index` are the facts of the index as it is now."""
+        """All metrics; `index` has the current facts of the index."""
         self._index.clear()
         model = index["model"]
         self._index.labels(model.get("name", ""), model.get("fingerprint", ""), index["n_bits"]).set(1)

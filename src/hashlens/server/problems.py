@@ -1,4 +1,4 @@
-"""Errors in, answers as RFC 9457 problem+json out: one sentence with the cause and what to do."""
+"""Problems: errors in, answers as RFC 9457 problem+json out, one sentence with the cause and what to do."""
 
 import logging
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from hashlens.errors import Damaged, HashlensError, MismatchError, OtherModel, StorageError, Unreachable, UsageError
 from hashlens.search import EmptyIndex, NoSuchImage, UnreadableImage
 
-STATUS: list[tuple[type[HashlensError], int]] = [  # the first that fits
+STATUS: list[tuple[type[HashlensError], int]] = [  # the first match counts
     (UnreadableImage, 400),
     (NoSuchImage, 404),
     (EmptyIndex, 409),
@@ -39,7 +39,7 @@ def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) 
 
 
 def printable(text: str, most: int = 100) -> str:
-    """What a client sent, as part of a sentence."""
+    """Text from a client, shortened and safe to quote in a message."""
     return "".join(character if character.isprintable() else "?" for character in text[:most])
 
 

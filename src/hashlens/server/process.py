@@ -1,6 +1,6 @@
-"""The server process: how to serve in, on standard input; a server out that answers until it is stopped.
+"""The server process: how to serve in, on standard input, a server that answers until it is stopped out.
 
-Started by `supervisor.py`, which also ends it. `serve` is the same without a supervisor, in the process that calls it.
+Started and ended by `supervisor.py`. `serve` does the same without a supervisor, in the calling process.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from hashlens.server.guard import ACCESS
 from hashlens.server.limits import HEADER_SECONDS, KILL_SECONDS, SHUTDOWN_SECONDS
 from hashlens.server.serving import JOB, Serving
 
-SWITCH_SECONDS = 0.0005  # Python's 0.005, a few times per request, is long for a search that takes 0.001
+SWITCH_SECONDS = 0.0005  # Python's 0.005, a few times per request, is long for searches of 0.001
 
 
 def serve(searcher: Searcher, serving: Serving, sock: socket.socket, ready: Callable[[str], Any] = print) -> None:
@@ -47,7 +47,7 @@ def serve(searcher: Searcher, serving: Serving, sock: socket.socket, ready: Call
     sys.setswitchinterval(SWITCH_SECONDS)
     _log_requests(serving.access_log)
     _allow_open_files(2 * serving.limits.max_connections)
-    # uvicorn raises the signal again once it has stopped, which would kill us before we clean up
+    # uvicorn raises the signal again after stopping, which would kill us before cleaning up
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
         with asyncio.Runner(loop_factory=Loop) as runner:
@@ -58,7 +58,7 @@ def serve(searcher: Searcher, serving: Serving, sock: socket.socket, ready: Call
 
 
 class Loop(asyncio.SelectorEventLoop if sys.platform != "win32" else asyncio.ProactorEventLoop):  # type: ignore[misc]
-    """An event loop that gives TLS handshakes less than a minute."""
+    """An event loop with less than a minute for TLS handshakes."""
 
     async def create_server(self, *given: Any, **how: Any) -> Any:
         if how.get("ssl"):
@@ -67,7 +67,7 @@ class Loop(asyncio.SelectorEventLoop if sys.platform != "win32" else asyncio.Pro
 
 
 def _log_requests(where: str | None) -> None:
-    """One line of JSON per request; a file that was moved by logrotate is opened anew."""
+    """Log one line of JSON per request; the file is reopened if logrotate has moved it."""
     if where is None:
         return
     try:
@@ -84,14 +84,14 @@ def _allow_open_files(n: int) -> None:
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = n + 500  # besides connections: mapped files, temporary ones, pipes to decoders
+        wanted = n + 500  # besides connections: mapped and temporary files, pipes to decoders
         if soft != resource.RLIM_INFINITY and soft < wanted:
             most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def main(socket_number: int, pipe_number: int) -> None:
-    """The server process: how to serve comes on standard input, whose end says that the supervisor is gone."""
+    """The server process: reads how to serve on standard input, whose end means that the supervisor is gone."""
     named, serving = JOB.validate_json(sys.stdin.readline())
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
     faulthandler.enable()
@@ -101,7 +101,7 @@ def main(socket_number: int, pipe_number: int) -> None:
         os.close(pipe_number)
 
     code, asked = 0, threading.Event()
-    signal.signal(signal.SIGTERM, lambda number, frame: asked.set())  # while images are encoded
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.set())  # for SIGTERM while images are encoded
     try:
         serve(named.open(asked.is_set), serving, socket.socket(fileno=socket_number), lambda line: tell(ready=line))
     except HashlensError as error:
@@ -111,7 +111,7 @@ def main(socket_number: int, pipe_number: int) -> None:
         code = 130
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a thread that is still searching is not waited for
+    os._exit(code)  # does not wait for threads that are still searching
 
 
 def _end_with_supervisor() -> None:

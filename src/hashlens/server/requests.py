@@ -1,4 +1,4 @@
-"""Requests in, what they ask for out: forms and JSON, read within the limits."""
+"""Requests: forms and JSON in, read within the limits, their checked contents out."""
 
 import asyncio
 import tempfile
@@ -73,7 +73,7 @@ class Clicks(BaseModel):
 async def with_image(
     request: Request, service: Service, work: Callable[[UploadFile, dict[str, Any]], Awaitable[Any]]
 ) -> Any:
-    """Read a form with an image and work on it; an image above one megabyte is kept in an unnamed file until then."""
+    """Read a form with an image and call `work` on it; an image above 1 MB is kept in an unnamed file meanwhile."""
     form = request.form(max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD)
     with service.uploads.reading(), storage_errors(Path(tempfile.gettempdir())):
         async with timeout(service.limits), form as fields:
@@ -123,7 +123,7 @@ STATUSES = (400, 401, 404, 408, 409, 413, 415, 422, 503, 507)
 
 
 def documented(*in_form: str) -> dict[str, Any]:
-    """What FastAPI cannot infer: an address takes an image and these fields in a form, or JSON with an id or a code."""
+    """OpenAPI facts that FastAPI cannot infer: a form with an image and these fields, or JSON with an id or a code."""
     asked = Asked.model_json_schema()
     body = _form({name: asked["properties"][name] for name in in_form})
     body["application/json"] = {"schema": asked | {"oneOf": [{"required": ["id"]}, {"required": ["code"]}]}}

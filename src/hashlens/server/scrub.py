@@ -1,8 +1,8 @@
-"""Scrub: the index that is served is read again from time to time, slowly, and compared with its checksums.
+"""Scrub: slowly rereads the served index from time to time and compares it with its checksums.
 
-Disks change bits, and a mapped file that changes would be answered from. Damage that a search could see makes the index
-unusable until it is repaired or replaced on disk; damage to index.json, to a copy or to keys (keys.py) only makes the
-server not ready.
+Disks can flip bits, and answers would come from the changed mapped file. Damage that could affect searches makes the
+index unusable until it is repaired or replaced on disk; damage to index.json, to a copy or to keys (keys.py) only makes
+the server not ready.
 """
 
 import logging
@@ -19,10 +19,10 @@ REST = 0.001  # seconds after each file or megabyte, at least
 
 
 class Scrub:
-    """A thread that compares the whole index every so many seconds, a little at a time; 0: never.
+    """A thread that checks the whole index every `seconds`, a little at a time; 0 means never.
 
-    It has the priority of the others: one of a low priority that waits for a core while it holds Python's lock stops
-    all searches, on a busy machine for a second and more.
+    It has normal priority: a low-priority thread waiting for a core while holding Python's lock would stop all
+    searches, for a second or more on a busy machine.
     """
 
     def __init__(self, searcher: Searcher, seconds: float, metrics: Metrics):
@@ -53,7 +53,7 @@ class Scrub:
         try:
             index.compare_files(self._pause)
         except Damaged as error:
-            if index.changed():  # and the files of the one before are deleted
+            if index.changed():  # then the files of the old one are deleted
                 return "changed"
             if index.damage is None:
                 logging.getLogger("hashlens").error("%s", error.message)
@@ -68,7 +68,7 @@ class Scrub:
             logging.getLogger("hashlens").exception("the index could not be compared with its checksums")
             return "failed"
         if index.damage is not None or self._searcher.stale is not None:
-            with self._searcher.loading:  # files were restored: what is mapped may still be the damaged ones
+            with self._searcher.loading:  # files were restored, but the damaged ones may still be mapped
                 self._searcher.load()
         return "intact"
 

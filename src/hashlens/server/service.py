@@ -1,4 +1,4 @@
-"""What all requests share: the searcher, a lane for each kind of work, the cache of thumbnails and the counters."""
+"""Service, shared by all requests: the searcher, a lane for each kind of work, the thumbnail cache and the counters."""
 
 import asyncio
 import gc
@@ -35,16 +35,16 @@ PROBE_SECONDS = 1.0
 class Service:
     searcher: Searcher
     limits: Limits = USUAL
-    images: Path | None = None  # the folder that the images of the index were moved to
+    images: Path | None = None  # the folder the images of the index were moved to
     add_to: Path | None = None  # the folder for images that clients add
     metrics: Metrics = field(default_factory=Metrics)
 
     def __post_init__(self) -> None:
         limits = self.limits
         self.searcher.max_pixels = min(self.searcher.max_pixels, limits.max_pixels)
-        # by id or code, and what is known of an image; one that waits for the disk does not stop the others
+        # searches by id or code, and facts about images; waiting for the disk does not stop the others
         self.searches = Workers(limits.max_waiting, threads=max(4, n_threads()))
-        self.uploads = Workers(limits.max_waiting)  # images that are encoded
+        self.uploads = Workers(limits.max_waiting)  # encoding of images
         self.writes = Workers(limits.max_waiting, threads=1)
         self.writer = Writer(self.searcher, self.add_to)
         self.jobs = [Job("duplicates", self.searcher, find_duplicates), Job("groups", self.searcher, find_groups)]
@@ -59,20 +59,20 @@ class Service:
         gauge("hashlens_stale", "1 if the index on disk could not be loaded.", lambda: self.searcher.stale is not None)
 
     async def start(self) -> None:
-        """Load, compile and start what the first requests would otherwise wait for."""
+        """Load, compile and start everything that the first requests would otherwise wait for."""
         limits = self.limits
         how = limits.decode_seconds, self.metrics.decoders_ended
         # they belong to the event loop that starts them
         self.decoders = Decoders(n_threads(), limits.max_waiting, limits.max_pixels, *how)
         self.thumbnailers = Decoders(
             n_threads(), limits.max_waiting, MAX_PIXELS, *how
-        )  # the index may have larger ones
+        )  # images of the index may be larger than uploads
         ready = [self.searches.run(self.searcher.warm_up), self.thumbnailers.warm_up()]
         if self.searcher.takes_images:
             ready.append(self.decoders.warm_up())
         await asyncio.gather(*ready)
         gc.collect()
-        gc.freeze()  # what stays is not looked through again: that would stop all searches
+        gc.freeze()  # long-lived objects are not scanned again, which would pause all searches
         self.scrub.start()
 
     async def close(self) -> None:
@@ -86,7 +86,7 @@ class Service:
         await self.thumbnailers.close()
 
     async def query(self, upload: UploadFile) -> QueryImage:
-        """An uploaded image, decoded elsewhere and cropped for the model."""
+        """An uploaded image, decoded in another process and cropped for the model."""
         name, size = printable(upload.filename or ""), self.searcher.image_size()
         facts, content = await self.decoders.decode("pixels", upload.file, size, name or "given")
         pixels = np.frombuffer(content, np.uint8).reshape(size, size, 3)
@@ -96,14 +96,14 @@ class Service:
         return query
 
     async def on_image(self, lane: Workers, upload: UploadFile, work: Callable[[QueryImage], Result]) -> Result:
-        """work(the uploaded image) in a lane; once more if another model takes over in between."""
+        """work(the uploaded image) in a lane; repeated if another model takes over meanwhile."""
         try:
             return await lane.run(work, await self.query(upload))
         except OtherModel:
             return await lane.run(work, await self.query(upload))
 
     async def require_ready(self) -> None:
-        """Search for a code, as a client would; refuse if that takes too long or the index on disk is another."""
+        """Search for a code like a client; refuse if that takes too long or the index on disk is a different one."""
         why = f"a search took more than {PROBE_SECONDS:g} s"
         try:
             async with asyncio.timeout(PROBE_SECONDS):

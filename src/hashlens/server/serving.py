@@ -21,7 +21,7 @@ from hashlens.server.limits import USUAL, Limits
 if TYPE_CHECKING:
     from hashlens.search import Searcher
 
-PORTS = 20  # to try, from the requested one up
+PORTS = 20  # number of ports to try, from the requested one up
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Serving:
     port: int = 8000
     limits: Limits = USUAL
     access: Access = field(default_factory=Access)
-    images: Path | None = None  # the folder that the images of the index were moved to
+    images: Path | None = None  # the folder the images of the index were moved to
     add_to: Path | None = None  # the folder for images that clients add
     certfile: Path | None = None
     keyfile: Path | None = None
-    proxy: str | None = None  # the address of a reverse proxy, which says who the clients are
+    proxy: str | None = None  # address of a reverse proxy, trusted to name its clients
     access_log: str | None = None  # a file, or - for standard output
 
     @property
@@ -55,10 +55,10 @@ class Named:
     at: str | None = None
     settings: Sequence[str] = ()
     kept: Path | None = None  # the folder for the codes of images
-    again: bool = False  # it was served before: another model may have taken over since then
+    again: bool = False  # whether this is a restart: another model may have taken over since
 
     def open(self, stop: Callable[[], bool] = lambda: False) -> Searcher:
-        from hashlens.search.opening import open_named  # much that the supervisor does not need
+        from hashlens.search.opening import open_named  # slow imports that the supervisor does not need
 
         def opened(model: Path | None) -> Searcher:
             given = self.engine, self.at, tuple(self.settings), self.kept
@@ -76,7 +76,7 @@ JOB = TypeAdapter(tuple[Named, Serving])
 
 
 def require_access(host: str, access: Access, allow_anyone: bool) -> None:
-    """Refuse to serve everyone unless that is asked for."""
+    """Refuse to serve everyone unless explicitly allowed."""
     if not is_loopback(host) and not access.tokens and not allow_anyone:
         raise UsageError(
             f"{host} can be reached from the network: pass --token (or --token-file), or let anyone in with"
@@ -91,7 +91,7 @@ def require_certificate(certfile: Path | None, keyfile: Path | None) -> None:
         return
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certfile, keyfile, password="")
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         why = error.strerror or "not a certificate with its key in PEM format"
         named = f"{certfile} and {keyfile}" if keyfile else f"{certfile}"
         raise DataError(f"cannot use {named} for TLS ({why}); check --certfile and --keyfile") from error
@@ -105,14 +105,14 @@ def is_loopback(host: str) -> bool:
 
 
 def host_names(host: str, names: tuple[str, ...]) -> tuple[str, ...] | None:
-    """What the Host header of a request may be: the names given, this machine's, or, beyond loopback, anything."""
+    """Valid Host headers of requests: the given names, this machine's or, beyond loopback, any (None)."""
     if names:
         return (*(name.lower() for name in names), *LOOPBACK)
     return (*LOOPBACK, host) if is_loopback(host) else None
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at the first free port from `port` up."""
+    """A socket on the first free port from `port` up."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in range(port, min(port + PORTS, 65_536)):
         try:

@@ -1,9 +1,9 @@
 """The supervisor: starts the server process, restarts it when it dies, and ends it in time.
 
 It holds the socket, so that no connection is refused meanwhile. SIGTERM ends the server, with SIGKILL once its time is
-up; SIGHUP starts a new one (with the model, certificate and tokens as they are then) and ends the old one when the new
-one answers. A file of the index that is cut short while it is mapped kills the process that reads it (SIGBUS): the next
-one says what is wrong with the file.
+up; SIGHUP starts a new one (with the current model, certificate and tokens) and ends the old one when the new one
+answers. Truncating an index file while it is mapped kills the process that reads it (SIGBUS); the next process reports
+what is wrong with the file.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from hashlens.errors import HashlensError, Stopped
 from hashlens.server.limits import KILL_SECONDS
 from hashlens.server.serving import JOB, Named, Serving
 
-PAUSES = (0, 1, 5)  # seconds before each attempt to start again; then the supervisor gives up
-LIVED = 5  # seconds, below which the first attempt waits too
+PAUSES = (0, 1, 5)  # seconds before each restart; then the supervisor gives up
+LIVED = 5  # seconds; after a shorter life, the first restart waits too
 HINTS = {
     "SIGBUS": ": a file of the index was cut short, or its disk failed",
     "SIGKILL": ": perhaps it ran out of memory",
@@ -42,7 +42,7 @@ def supervise(
     ready: Callable[[str], Any],
 ) -> None:
     """Serve on a socket until SIGTERM or Ctrl-C; `serving` is called whenever a server process starts."""
-    if sys.platform == "win32":  # which can neither pass sockets on nor end groups of processes
+    if sys.platform == "win32":  # Windows can neither pass on sockets nor end process groups
         from hashlens.server.process import serve
 
         serve(named.open(), serving(), sock, ready)
@@ -99,7 +99,7 @@ class Supervisor:
             [sys.executable, "-m", "hashlens.server.process", str(self._sock.fileno()), str(write)],
             stdin=subprocess.PIPE,
             pass_fds=[self._sock.fileno(), write],
-            process_group=0,  # Ctrl-C is for the supervisor
+            process_group=0,  # Ctrl-C is handled by the supervisor
         )
         os.close(write)
         server = Server(process, time.monotonic())
@@ -107,7 +107,7 @@ class Supervisor:
             try:
                 assert process.stdin is not None
                 process.stdin.write(JOB.dump_json((self._named, serving)) + b"\n")
-                process.stdin.flush()  # and stays open: when we die, it ends
+                process.stdin.flush()  # stays open, so that it ends when we die
                 while read not in select.select([self._wakeup, read], [], [])[0]:
                     self._stop_if_asked(self._wait(0))
                 message = json.loads(pipe.readline() or b"{}")
@@ -150,7 +150,7 @@ class Supervisor:
         return new
 
     def _end(self, server: Server) -> None:
-        """Within KILL_SECONDS, whatever it is doing; its decoders end with it."""
+        """End a server within KILL_SECONDS, whatever it is doing; its decoders end with it."""
         with suppress(ProcessLookupError):
             server.process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -163,7 +163,7 @@ class Supervisor:
                 server.process.stdin.close()
 
     def _wait(self, seconds: float | None) -> set[int]:
-        """The signals that came."""
+        """Wait for signals; returns those that arrived."""
         end = None if seconds is None else time.monotonic() + seconds
         received: set[int] = set()
         while True:
@@ -188,7 +188,7 @@ class Server:
 
 
 class _Asked(Exception):
-    """We were asked to stop."""
+    """Raised when asked to stop."""
 
     def __init__(self, number: int):
         self.number = number

@@ -1,6 +1,6 @@
-"""Work in, its result out: a lane of a few threads, with a queue of limited length.
+"""Workers: work in, its result out, by a lane of a few threads with a queue of limited length.
 
-Searches by id or code, uploads and writes have lanes of their own: what fills one does not stop the others.
+Searches by id or code, uploads and writes have separate lanes, so that a full one does not stop the others.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Workers:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Within, a request is read; their number is limited, since what they send is kept in memory."""
+        """Context for reading a request; the number of readers is limited, because their data is kept in memory."""
         self.require_room(self.n_reading)
         self.n_reading += 1
         try:

@@ -1,7 +1,7 @@
-"""Images added to the index and removed from it by clients: what was answered is on disk.
+"""Writing: clients' additions and removals of images in, answers out once the change is on disk.
 
-An added image is kept in a folder of the server, under a name made from its content; the file comes first, then the
-index names it. Adding the same image again finds the first.
+An added image is kept in a folder of the server, under a name made from its content; the file is written before the
+index names it. Adding the same image again finds the first one.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ from hashlens.search import NoSuchImage, Searcher
 from hashlens.search.queries import QueryImage
 from hashlens.server.limits import busy
 
-ENDINGS = {b"\xff\xd8": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"BM": "bmp", b"GIF8": "gif"}  # others are TIFF
-WAIT_SECONDS = 5.0  # for another process that changes the index
+ENDINGS = {b"\xff\xd8": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"BM": "bmp", b"GIF8": "gif"}  # else TIFF
+WAIT_SECONDS = 5.0  # to wait for another process that changes the index
 Result = TypeVar("Result")
 
 
@@ -74,7 +74,7 @@ class Writer:
         path = Path(self.searcher.on_disk(lambda now: now.item(id_))["path"])
 
         def remove(index: IndexFolder | Engine) -> int:
-            """Unless another index with other images has taken its place."""
+            """Remove the id, unless another index with other images has replaced this one."""
             item = index.lookup([id_]).get(id_)
             return index.remove([id_]) if item is not None and Path(item["path"]) == path else 0
 
@@ -84,7 +84,7 @@ class Writer:
             path.unlink(missing_ok=True)
 
     def require_clicks(self, now: Searcher) -> Path:
-        """The folder of the index, beside which clicks are kept."""
+        """The folder of the index, where clicks are kept; refuses if clicks are impossible."""
         if now.engine is not None or not isinstance(now.index, IndexFolder):
             raise UsageError(
                 "clicks are kept beside an index folder that is searched here; build one with: index build"
@@ -92,17 +92,17 @@ class Writer:
         return now.index.path
 
     def click(self, query: int, more: list[int], less: list[int]) -> dict[str, int]:
-        """Keep marks on the results of a query; how many triplets they are, and how many there are now."""
+        """Save marks on the results of a query; returns the numbers of new triplets and of all."""
         now = self.searcher.now()
         folder = self.require_clicks(now)
         path, near, far = (
             [now.item(id_)["path"] for id_ in ids] for ids in ([query], more, less)
-        )  # refused if one is not of the index
+        )  # refuses ids that are not in the index
         triplets = triplets_of(path[0], near, far)
         return {"triplets": len(triplets), "total": append_clicks(folder, triplets)}
 
     def join_parts(self) -> None:
-        """Every addition is a part, and may take long to join with others; what is not possible now waits."""
+        """Join the parts that additions have made; if that is impossible now, the next call does it."""
         with suppress(HashlensError, HTTPException):
             index = self.searcher.now().index
             if isinstance(index, IndexFolder) and not index.is_tidy:
@@ -121,7 +121,7 @@ class Writer:
             raise UsageError(f"this index follows {source}; add and remove images there")
 
     def _change(self, change: Callable[[Any], Result], model: dict[str, str] | None = None) -> Result:
-        """On an index of its own, which then replaces the one that is searched; `model` made the codes to be added."""
+        """Change a separate copy of the index, which then replaces the searched one; `model` made the codes to add."""
         if isinstance(self.searcher.index, Engine):
             return change(self.searcher.index)
         end = time.monotonic() + WAIT_SECONDS
@@ -142,7 +142,7 @@ class Writer:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Within, searches are answered from the index before the change, and do not wait for it."""
+        """Context in which searches use the index before the change and do not wait."""
         self.searcher.changing = True
         try:
             yield
@@ -173,6 +173,6 @@ def _keep(file: BinaryIO, path: Path) -> None:
 
 
 def _item(now: Searcher, code: Codes, path: str) -> dict[str, Any] | None:
-    """The image of this code and path, if it is in the index."""
+    """The image with this code and path, if it is in the index."""
     ids = now.index.within(code, 0)[0][1]
     return next((item for item in now.index.lookup(ids).values() if os.fspath(item["path"]) == path), None)
