@@ -2,6 +2,7 @@
 
     python -m benchmarks.ranks speed [--rounds 5] [--images 3840] [--batch 256] [--sampling class-codes]
     python -m benchmarks.ranks map [--folder runs] [--epochs N] [--database 5000]
+    python -m benchmarks.ranks hosts [--folder runs] [--epochs N]
 
 `speed` fits DTSH in turns in one process and by two ranks, and compares the time of a step on the same global batch.
 With `in-batch` triplets, batch norms have the statistics of the whole batch, so that ranks meet at each of them; with
@@ -9,16 +10,19 @@ With `in-batch` triplets, batch norms have the statistics of the whole batch, so
 Where other work is on the cores (see load_average), seconds tell little; the processor time of rank 0 is the least that
 a step can take. `map` makes the same run, setting 1 at 32 bits, in both ways; rerun it to resume.
 With `--database`, runs that have a model are not evaluated on all 59,000 images: both models are compared on
-the queries and that many images, spread over the database. All figures go to benchmarks/results/ranks.json.
+the queries and that many images, spread over the database. `hosts` makes that run with a rank in each of two network
+namespaces, which are like two machines with a cable between them. All figures go to benchmarks/results/ranks.json.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +42,7 @@ STARTS = {"one": [], "two": ["-m", "torch.distributed.run", "--standalone", "--n
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "map", "steps"))
+    parser.add_argument("what", choices=("speed", "map", "hosts", "steps"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=int, default=3_840)
     parser.add_argument("--batch", type=int, default=256)
@@ -55,8 +59,10 @@ def main() -> None:
     if given.what == "speed":
         measured = speed(given.rounds, given.images, given.batch, given.sampling)
         made = found.get("speed", {}) | {given.sampling: measured}
-    else:
+    elif given.what == "map":
         made = maps(given)
+    else:
+        made = map_of_hosts(given)
     write_json(FILE, found | {"machine": machine() | {"threads": 1}, given.what: made})
     print(json.dumps(made, indent=2))
 
@@ -119,6 +125,61 @@ def maps(given: argparse.Namespace) -> dict[str, Any]:
         found[name] = {key: result[key] for key in ("map", "epochs", "seconds")}
         found[name]["map_tie_aware"] = result["metrics"]["map_tie_aware"]
     return found | {"difference": found["two"]["map"] - found["one"]["map"]}
+
+
+def map_of_hosts(given: argparse.Namespace) -> dict[str, Any]:
+    """The run of `map` with rank 0 on one host and rank 1 on another, each in a folder of its own."""
+    folders = [given.folder / f"ranks-host-{number}" for number in (0, 1)]
+    options = ["--epochs", given.epochs] if given.epochs else []
+    with two_hosts() as hosts:
+        started = []
+        for number, (prefix, interface, _) in enumerate(hosts):
+            folders[number].mkdir(parents=True, exist_ok=True)
+            where = ["--nnodes=2", f"--node-rank={number}", f"--master-addr={hosts[0][2]}", "--nproc-per-node=1"]
+            train = ["-m", "hashlens", "train", "cifar10", "--bits", 32, "--out", "run", *options]
+            command = [*prefix, sys.executable, "-m", "torch.distributed.run", *where, *map(str, train)]
+            own = {"GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1", "HASHLENS_THREADS": "1"}
+            started.append(subprocess.Popen(command, env=os.environ | own, cwd=folders[number]))
+        if any(process.wait() for process in started):
+            sys.exit("error: a rank failed")
+    result = json.loads((folders[0] / "run" / "result.json").read_text(encoding="utf-8"))
+    there = [(folder / "run").exists() for folder in folders]
+    found = {key: result[key] for key in ("map", "epochs", "seconds")} | {"ranks": result["machine"]["ranks"]}
+    return found | {"map_tie_aware": result["metrics"]["map_tie_aware"], "run_folders": sum(there)}
+
+
+@contextmanager
+def two_hosts() -> Iterator[list[tuple[list[str], str, str]]]:
+    """Two network namespaces with a cable between them: [(what comes before a command, its interface, its address)].
+
+    PermissionError where these are not allowed.
+    """
+
+    def ip(*arguments: str) -> None:
+        done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+        if done.returncode:
+            raise PermissionError(f"network namespaces cannot be made here: {done.stderr.strip()}")
+
+    names = [f"hl{os.getpid()}{side}" for side in "ab"]
+    if shutil.which("ip") is None:
+        raise PermissionError("network namespaces cannot be made here: there is no ip command")
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", names[0], "type", "veth", "peer", "name", names[1])
+        hosts = []
+        for number, name in enumerate(names, start=1):
+            address = f"10.231.77.{number}"
+            ip("link", "set", name, "netns", name)
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
+            ip("-n", name, "link", "set", name, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+            hosts.append((["ip", "netns", "exec", name], name, address))
+        yield hosts
+    finally:
+        for name in names:
+            with suppress(PermissionError):
+                ip("netns", "del", name)
 
 
 def map_of_some(out: Path, n: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import rank_work
 import torch
 from safetensors.torch import load_file
 
+from benchmarks import ranks as ranks_benchmark
 from hashlens.errors import Stopped, UsageError
 from hashlens.ranks import ALONE, Ranks, joined
 
@@ -174,33 +174,13 @@ def test_ctrl_c_saves_and_one_process_resumes(tmp_path, hashlens):
 # Several machines.
 
 
-def ip(*arguments):
-    return subprocess.run(["ip", *arguments], capture_output=True, text=True)
-
-
 @pytest.fixture
 def two_hosts():
-    """Two network namespaces with a cable between them: [(what comes before a command, its interface, its address)]."""
-    if shutil.which("ip") is None:
-        pytest.skip("there is no ip command to make network namespaces with")
-    names = [f"hl{os.getpid()}{side}" for side in "ab"]
-    made = [ip("netns", "add", name) for name in names]
     try:
-        if any(one.returncode for one in made):
-            pytest.skip(f"network namespaces are not allowed here: {made[0].stderr.strip()}")
-        assert ip("link", "add", names[0], "type", "veth", "peer", "name", names[1]).returncode == 0
-        hosts = []
-        for number, name in enumerate(names, start=1):
-            address = f"10.231.77.{number}"
-            ip("link", "set", name, "netns", name)
-            for order in (["addr", "add", f"{address}/24", "dev", name], ["link", "set", name, "up"]):
-                assert ip("-n", name, *order).returncode == 0
-            ip("-n", name, "link", "set", "lo", "up")
-            hosts.append((["ip", "netns", "exec", name], name, address))
-        yield hosts
-    finally:
-        for name in names:
-            ip("netns", "del", name)
+        with ranks_benchmark.two_hosts() as hosts:
+            yield hosts
+    except PermissionError as error:
+        pytest.skip(str(error))
 
 
 @long
