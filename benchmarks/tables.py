@@ -746,8 +746,8 @@ def ranks() -> str:
     apart = f" ({measured['hosts']['map']:.4f} in two network namespaces)"
     return (
         f"On CIFAR-10, setting 1 at 32 bits{some}, one process reaches a MAP of {found['one']['map']:.4f} and two ranks"
-        f" {found['two']['map']:.4f}{apart} (`python -m benchmarks.ranks map`, `hosts`): the steps differ by rounding in"
-        " bfloat16. With"
+        f" {found['two']['map']:.4f}{apart} (`python -m benchmarks.ranks map`, `hosts`): the steps differ by"
+        " rounding in bfloat16. With"
         f" {fixed['batch']} images in a batch, two ranks of one thread take a step {fixed[wall]:.2f} times as fast as"
         f" one process of one thread where batch norms keep their statistics (`sampling=class-codes`; each rank spends"
         f" {fixed[cpu]:.2f} times less CPU time), and {shared[wall]:.2f} times ({shared[cpu]:.2f}) where they use those"
