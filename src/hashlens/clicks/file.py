@@ -1,7 +1,7 @@
 """The file of clicks beside an index: (query, more, less) in, the same triplets out.
 
 clicks.csv has one triplet per line, as paths of images, so `hashlens train --triplets` takes it too. Lines are only
-ever appended; a line that a crash cut short is left out.
+ever appended; a line cut short by a crash is ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Triplet = tuple[str, str, str]
 
 
 def triplets_of(query: str, more: Sequence[str], less: Sequence[str]) -> list[Triplet]:
-    """All triplets that marks on the results of one query say; each name is a path."""
+    """All triplets implied by the marks on the results of one query; names are paths."""
     if not more or not less:
         raise UsageError("mark at least one image as more like this and one as less like this")
     if max(len(more), len(less)) > MAX_MARKS:
@@ -39,7 +39,7 @@ def triplets_of(query: str, more: Sequence[str], less: Sequence[str]) -> list[Tr
 
 
 def append_clicks(folder: Path, triplets: Sequence[Triplet]) -> int:
-    """Add triplets to the file of an index, on disk before this returns; how many lines it has now."""
+    """Add triplets to the file of an index, flushed to disk; returns its number of lines."""
     path = folder / CLICKS
     with alone_in(folder, LOCK), storage_errors(path):
         text = io.StringIO()
@@ -61,7 +61,7 @@ def append_clicks(folder: Path, triplets: Sequence[Triplet]) -> int:
 
 
 def read_clicks(folder: Path) -> list[Triplet]:
-    """The triplets of an index in the order they were given; none if nobody has clicked."""
+    """The triplets of an index in the order they were added; none if nobody has clicked."""
     path = folder / CLICKS
     try:
         text = path.read_text(encoding="utf-8")
@@ -72,7 +72,7 @@ def read_clicks(folder: Path) -> list[Triplet]:
     whole = text[: text.rfind("\n") + 1]
     found = []
     for number, line in enumerate(whole.split("\n"), 1):
-        try:  # line by line: a quote that a crash has left open must not swallow the lines below it
+        try:  # line by line, so that a quote left open by a crash does not swallow the lines below
             found += [(row[0], row[1], row[2]) for row in csv.reader([line]) if len(row) == 3 and all(row)]
         except csv.Error as error:
             raise DataError(f"line {number} of {path} is malformed ({error}); remove that line") from error

@@ -2,9 +2,9 @@
 
 With u' = u A, theta_ij = tanh(u'_i) . tanh(u'_j) / 2 and T = theta_qp - theta_qn - alpha, minimises the mean of DTSH's
 log(1 + exp(-T)) over the triplets (query, more, less) plus mu / 2 times the mean change ||u' - u||^2 over the images of
-the index: where clicks say nothing, the geometry stays as it was. The second term makes A = I + W B with W W^T = 1 / C,
-C the second moments of u, and ||B||^2 in its place. Only the part of B that the clicked images reach ever differs from
-0: B = Q N, with Q an orthonormal basis of their u W, and N is what is learned.
+the index: where clicks give no information, the geometry stays the same. With A = I + W B, W W^T = 1 / C and C the
+second moments of u, the second term becomes ||B||^2. Only the part of B that the clicked images reach ever differs from
+0: B = Q N, with Q an orthonormal basis of their u W, and only N is learned.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 
 from hashlens.codes import Codes
 
-MARGIN = 1 / 4  # alpha per bit; chosen with mu on data that no figure is reported for (benchmarks/refine.py)
+MARGIN = 1 / 4  # alpha per bit; chosen with mu on data without reported figures (benchmarks/refine.py)
 MU = 1.0
-USUAL = 50  # triplets that these were chosen for; with fewer, the geometry weighs more, as in a sum over triplets
-RIDGE = 1.0  # of C, in units of its mean eigenvalue: directions that hardly occur are not turned up
+USUAL = 50  # number of triplets they were chosen for; with fewer, the geometry weighs more, as in a sum over triplets
+RIDGE = 1.0  # on C, relative to its mean eigenvalue: rare directions are not amplified
 STEPS = 60
-ENOUGH = 1e-5  # relative improvement of a step
-SAMPLE = 20_000  # images that the geometry is measured on
+ENOUGH = 1e-5  # stop at a smaller relative improvement per step
+SAMPLE = 20_000  # images for measuring the geometry
 FOLDS = 5
 
 
 def geometry(u: np.ndarray) -> tuple[float, np.ndarray]:
-    """What all calls of `learn` on outputs u share: their scale, and the root of C (W is its inverse, transposed)."""
+    """Facts shared by all calls of `learn` on outputs u: their scale, and the root of C (W: its inverse transpose)."""
     sample = u[:: -(-len(u) // SAMPLE)].astype(np.float64)
-    scale = 1 / max(np.abs(sample).mean(), 1e-12)  # a usual output is -1 or 1
+    scale = 1 / max(np.abs(sample).mean(), 1e-12)  # scales typical outputs to -1 or 1
     sample *= scale
     C = sample.T @ sample / len(sample)
     C += RIDGE * max(np.diag(C).mean(), 1e-12) * np.eye(len(C))
@@ -55,7 +55,7 @@ def learn(
         y = np.tanh(z + R.T @ N)
         apart = y[more] - y[less]
         gap = (y[query] * apart).sum(1) / 2 - margin * n_bits
-        slope = -np.exp(-np.logaddexp(0, gap))[:, None] / (2 * len(gap))  # of softplus(-gap), its mean, and theta
+        slope = -np.exp(-np.logaddexp(0, gap))[:, None] / (2 * len(gap))  # of the mean of softplus(-gap), and of theta
         dy = np.zeros_like(y)
         for role, part in ((query, apart), (more, y[query]), (less, -y[query])):
             np.add.at(dy, role, slope * part)
@@ -67,7 +67,7 @@ def learn(
 
 
 def _minimum(loss: Callable[[np.ndarray], tuple[float, np.ndarray]], start: np.ndarray, step: float) -> np.ndarray:
-    """Nesterov's descent with steps as long as the loss allows, from the start again where momentum leads up."""
+    """Nesterov's accelerated descent with line search; the momentum is reset where it would increase the loss."""
     x = y = start
     momentum, value = 1.0, loss(start)[0]
     for _ in range(STEPS):
@@ -93,7 +93,7 @@ def held_back(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The gaps of each triplet before and after learning from the triplets of other queries.
 
-    The queries are dealt into folds: no triplet is judged by a layer that has seen a triplet of its query.
+    Queries are dealt into folds, so that no triplet is judged by a layer that has seen its query.
     """
     _, query = np.unique(triplets[:, 0], return_inverse=True)
     before, after = gaps(u, triplets), np.empty(len(triplets))
@@ -105,14 +105,14 @@ def held_back(
 
 
 def is_better(triplets: np.ndarray, before: np.ndarray, after: np.ndarray) -> bool:
-    """Whether held-back gaps grew by more than their standard error, counted by queries: marks on one are alike."""
+    """Whether held-back gaps grew by more than their standard error, over queries, as marks on one query are alike."""
     _, query = np.unique(triplets[:, 0], return_inverse=True)
     gain = np.bincount(query, after - before)
     return bool(gain.sum() > np.sqrt((gain**2).sum()))
 
 
 def gaps(u: np.ndarray, triplets: np.ndarray, A: np.ndarray | None = None) -> np.ndarray:
-    """By how many bits "more" is nearer to its query than "less", (t,), by the codes of u or of u A."""
+    """How many bits nearer "more" is to its query than "less", (t,), with the codes of u or of u A."""
     rows = [u[role] if A is None else u[role].astype(np.float64) @ A for role in triplets.T]
     query, more, less = (Codes.from_relaxed(one).signs() for one in rows)
     return ((query != less).sum(1) - (query != more).sum(1)).astype(np.float64)

@@ -1,7 +1,7 @@
 """Kept outputs: an index and its model in, the relaxed outputs of all its images out, computed once.
 
 outputs.npy, beside the index, has a row per image: its id and the real values before the sign. Ids are never reused, so
-a row is right as long as the model is the same; only images without a row are encoded.
+a row is valid as long as the model is the same; only images without a row are encoded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hashlens.schema import SHA256, conform, whole
 
 OUTPUTS, ABOUT = "outputs.npy", "outputs.json"
 SCHEMA = {"fingerprint": SHA256, "n": whole(1), "n_bits": whole(1, 65_536), "file": FILE}
-STEP = 512  # images between two looks for Ctrl-C
+STEP = 512  # images between two checks for Ctrl-C
 
 
 class IndexedImages(Images):
@@ -49,9 +49,9 @@ def outputs_of(
     stop: Callable[[], bool],
     images: Path | None = None,
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Ids (n,) in order, outputs (n, n_bits) float32 and paths of all images; `encoder` makes the missing ones.
+    """Ids (n,) in order, outputs (n, n_bits) float32 and paths of all images; `encoder` computes missing ones.
 
-    `fingerprint` is that of the encoder; `images` is the folder that the images were moved to.
+    `fingerprint` is the encoder's; `images` is the folder the images were moved to.
     """
     ids = np.concatenate([part.ids(part.still()) for part in index.parts])
     table = pa.concat_tables([part.items().table().take(pa.array(part.still())) for part in index.parts])
@@ -103,7 +103,7 @@ def _require_all(listed: ListedImages) -> None:
 
 
 def _kept(folder: Path, fingerprint: str, n_bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """What was kept of this model; nothing if there is none, or if it is damaged."""
+    """The kept outputs of this model; empty if missing or damaged."""
     try:
         facts = conform(read_sealed(folder / ABOUT), SCHEMA)
         if (facts["fingerprint"], facts["n_bits"]) == (fingerprint, n_bits):

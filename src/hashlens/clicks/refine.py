@@ -1,14 +1,14 @@
-"""Refine: an index and the clicks on its results in, the same index with codes that agree better with the clicks out.
+"""Refine: an index and clicks on its results in, the same index with codes that agree better with the clicks out.
 
 Only the hash layer learns. It always starts from the model that the index was built with, so that clicks count once and
-`undo` goes back to exactly these codes. Beside the files of the index (index/folder.py) there are
+`undo` restores exactly these codes. Beside the files of the index (index/folder.py) there are
 
   clicks.csv           the clicks (file.py)
-  outputs.npy, .json   the outputs of the model for each image, from which codes are made at once (outputs.py)
+  outputs.npy, .json   the model's outputs for each image, which give new codes at once (outputs.py)
   refined.json         the model that the index was built with
-  NAME-refined-N/      the refined model: a copy of that model with another hash layer
+  NAME-refined-N/      the refined model: a copy of that model with a new hash layer
 
-The new model is complete before the index names it, in one step with its codes.
+The new model is complete before the index switches to it and its codes in one step.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from hashlens.machine import blocks
 from hashlens.progress import Progress, counted
 from hashlens.search import open_index
 
-FEWEST = 20  # clicks to learn from: fewer say nothing that can be checked
+FEWEST = 20  # clicks to learn from; with fewer, the gain cannot be checked
 FEWEST_QUERIES = 5
-MOST = 5_000  # the newest count
-AT_ONCE = 4_096  # images whose codes are made at a time
+MOST = 5_000  # only the newest clicks count
+AT_ONCE = 4_096  # images per block of new codes
 LOCK = ".hashlens-refine.lock"
 
 
@@ -53,10 +53,10 @@ class Refined:
     source: str
     index: str
     changed: bool
-    model: str  # that the index has now
+    model: str  # the index's current model
     sentence: str
     n_images: int
-    n_clicks: int = 0  # usable ones
+    n_clicks: int = 0  # usable clicks
     n_queries: int = 0
     n_left_out: int = 0  # repeated, contradictory, or about images that are gone
     right_before: float | None = None  # share of held-back clicks whose "more" is nearer than its "less"
@@ -157,7 +157,7 @@ class _Work:
         return self._result(True, f"{counted(len(ids), 'image')} have the codes of {name} again; the clicks are kept")
 
     def _outputs(self) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """Of the model that the index was built with."""
+        """Ids, outputs and paths, for the model that the index was built with."""
         original = self._original()
         loaded: list[Encoder] = []
 
@@ -178,7 +178,7 @@ class _Work:
         return found
 
     def _replace(self, ids: np.ndarray, codes: Codes, A: np.ndarray) -> None:
-        """The model first, then the index that names it; whoever has the index open loads both."""
+        """Write the model first, then the index that names it; processes with the index open load both."""
         original = self._original()
         facts = self.built_with or self.index.model
         numbers = [int(path.name.rpartition("-")[2]) for path in self._models()]
@@ -189,7 +189,7 @@ class _Work:
             write_sealed(self.index.path / REFINED, {"model": facts})
             self.index.recode(ids, codes, new.describe())
         except BaseException:
-            if read_facts(self.index.path)["model"]["name"] != name:  # it may have failed after the index was replaced
+            if read_facts(self.index.path)["model"]["name"] != name:  # it may have failed after the replacement
                 shutil.rmtree(place, ignore_errors=True)
             raise
         self._delete_models(but=name)
@@ -211,7 +211,7 @@ class _Work:
 
 
 def _cleaned(triplets: Sequence[Triplet], progress: Progress) -> list[Triplet]:
-    """Those that do not repeat or contradict others."""
+    """Triplets that do not repeat or contradict others."""
     names = sorted({name for triplet in triplets for name in triplet})
     if not names:
         return []
@@ -219,7 +219,7 @@ def _cleaned(triplets: Sequence[Triplet], progress: Progress) -> list[Triplet]:
     rows = np.array([[row_of[name] for name in triplet] for triplet in triplets], np.int64)
     try:
         kept, _ = clean_triplets(rows, len(names))
-    except ValueError:  # none is left
+    except ValueError:  # none are left
         return []
     return [(names[query], names[more], names[less]) for query, more, less in kept.tolist()]
 

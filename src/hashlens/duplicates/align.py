@@ -1,9 +1,9 @@
-"""Alignment: pairs of small grey images and first guesses in; how well the images agree once aligned, out.
+"""Alignment: pairs of small grey images and first guesses in, how well the images agree once aligned out.
 
-A guess, an affine map, is refined by least squares from coarse to fine, brightness and contrast with it (Lucas and
-Kanade, 1981). Then the images are compared part by part: in each part with texture, what is left after brightness and
-straight edges are removed must correlate. Text or a sticker spoils a few parts only; smooth skies and straight
-horizons, which all look the same, have no part that counts.
+A guess, an affine map, is refined together with brightness and contrast by least squares, from coarse to fine (Lucas
+and Kanade, 1981). Then the images are compared part by part: in each part with texture, the pixels must correlate after
+removing brightness and straight edges. Text or a sticker spoils only a few parts; smooth skies and straight horizons,
+which all look the same, have no parts that count.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import numpy as np
 
 SIDE = 64  # of the grey images
 PART = 8  # side of the parts that are compared
-TEXTURE = 1.5  # standard deviation in grey levels, below which a part says nothing
-SLACK = 0.75  # pixels by which a part may stick out of the other image
-STEPS = (10, 6, 4)  # of refinement at a quarter, half and all of SIDE
-SETTLED = 0.05  # pixels; a step that moves less is the last
-HOPELESS = 0.7  # correlation after a stage, below which the pair is given up
+TEXTURE = 1.5  # minimum standard deviation of a part, in grey levels
+SLACK = 0.75  # pixels by which a part may extend beyond the other image
+STEPS = (10, 6, 4)  # refinement steps at a quarter, half and all of SIDE
+SETTLED = 0.05  # pixels; stop after a step that moves less
+HOPELESS = 0.7  # give up a pair with a lower correlation after a stage
 EARLY, HOPELESS_EARLY = 3, 0.5  # the same after a few steps
-FARTHEST = 0.1  # of the image, that a number of the map changes in a step
-SAME, VARIED = 1.5, 8.0  # grey levels: that much apart, images that vary by that much are the same
-SAME_COLOUR = 4.0  # levels of the mean red, green and blue
+FARTHEST = 0.1  # maximum change per step of a number of the map, relative to the image
+SAME, VARIED = 1.5, 8.0  # grey levels: images that vary by 8 and differ by 1.5 are the same
+SAME_COLOUR = 4.0  # levels, for mean red, green and blue
 UNKNOWNS = 8  # six of the map, contrast and brightness
 
 
 @dataclass
 class Pairs:
-    """Pairs of images, one per row, and what is known of them so far."""
+    """Pairs of images, one per row, and their current maps and fits."""
 
-    a: np.ndarray  # (n, side, side) float32, less their means
+    a: np.ndarray  # (n, side, side) float32, minus their means
     b: np.ndarray
-    box_a: np.ndarray  # (n, 4) of what counts in them, 0 to 1
+    box_a: np.ndarray  # (n, 4) of the area that counts, 0 to 1
     box_b: np.ndarray
     maps: np.ndarray  # (n, 6) from the unit square of a to that of b
     fit: np.ndarray  # (n, 4): contrast, brightness, typical error, correlation
@@ -41,13 +41,13 @@ class Pairs:
         return Pairs(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
     def shrunk(self, by: int) -> Pairs:
-        """The same at a fraction of the size, with nothing known of brightness."""
+        """The same pairs at a fraction of the size, with the fits reset."""
         n, side = len(self.a), SIDE // by
         a, b = (image.reshape(n, side, by, side, by).mean((2, 4)) for image in (self.a, self.b))
         return Pairs(a, b, self.box_a, self.box_b, self.maps, np.zeros((n, 4)))
 
     def size(self) -> np.ndarray:
-        """How much larger in b what is in a."""
+        """The scale of the content of a in b."""
         return np.abs(self.maps[:, 0] * self.maps[:, 4] - self.maps[:, 1] * self.maps[:, 3])
 
 
@@ -61,13 +61,13 @@ def agreement(
 ) -> np.ndarray:
     """For each pair of rows of `greys`, (n, SIDE, SIDE) uint8: correlation, parts and overlap, (n_pairs, 3).
 
-    That is the mean correlation of parts with texture, how many parts these are, and how much of the first or second
-    box, whichever is more, lies inside the other.
+    These are the mean correlation of parts with texture, their number, and how much of the first or second box,
+    whichever is more, lies inside the other.
 
     Parameters
     ----------
     colours : (n, 3) means.
-    boxes : (n, 4) of what counts in each image, 0 to 1.
+    boxes : (n, 4) of the area that counts in each image, 0 to 1.
     maps : (n_pairs, 6) guesses from the unit square of the first image to that of the second.
     """
     found = np.zeros((len(first), 3))
@@ -97,7 +97,7 @@ def agreement(
 
 
 def _grid(side: int) -> tuple[np.ndarray, np.ndarray]:
-    """The middles of all pixels, row by row, 0 to 1."""
+    """The centres of all pixels, row by row, 0 to 1."""
     middles = (np.arange(side) + 0.5) / side
     return np.tile(middles, side), np.repeat(middles, side)
 
@@ -108,7 +108,7 @@ def _mapped(maps: np.ndarray, u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray,
 
 
 def _sample(images: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Values between four pixels, and their slopes along x and y, at places from 0 to 1 of each image."""
+    """Interpolated values, and their slopes along x and y, at positions from 0 to 1 in each image."""
     n, side, _ = images.shape
     x, y = ((places * side - 0.5).clip(0, side - 1.001).astype(np.float32) for places in (x, y))
     j, i = x.astype(np.int32), y.astype(np.int32)
@@ -122,7 +122,7 @@ def _sample(images: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarra
 
 
 def _inside(boxes: np.ndarray, x: np.ndarray, y: np.ndarray, slack: float, margin: float) -> np.ndarray:
-    """Whether points are in the image, give or take the slack, and in the box but for its margin next to a border."""
+    """Whether points are in the image, up to the slack, and in the box, except for its margin next to a border."""
     low = np.where(boxes[:, :2] == 0, -slack, boxes[:, :2] + margin)[:, :, None]
     high = np.where(boxes[:, 2:] == 1, 1 + slack, boxes[:, 2:] - margin)[:, :, None]
     return (x >= low[:, 0]) & (x <= high[:, 0]) & (y >= low[:, 1]) & (y <= high[:, 1])
@@ -137,21 +137,21 @@ def _differences(a: np.ndarray, b: np.ndarray, maps: np.ndarray) -> np.ndarray:
 
 
 def _refine(pairs: Pairs) -> np.ndarray:
-    """One step of Gauss and Newton on maps and fits, in place; by how many pixels each moved.
+    """One step of Gauss and Newton on maps and fits, in place; returns how many pixels each moved.
 
-    Pixels that the last fit explains badly, such as text, count less.
+    Pixels that fit badly, such as text, count less.
     """
     n, side, _ = pairs.a.shape
     (u, v), grey = _grid(side), pairs.a.reshape(n, side * side)
     x, y = _mapped(pairs.maps, u, v)
-    half = 0.5 / side  # pixel of the border may be mixed into the first inside it
+    half = 0.5 / side  # pixel: the first one inside a border may be a mixture
     inside = _inside(pairs.box_a, u, v, 0.0, half) & _inside(pairs.box_b, x, y, 0.0, half)
     value, dx, dy = _sample(pairs.b, x, y)
     contrast, brightness, typical = pairs.fit[:, :3].T[:, :, None].astype(np.float32)
     error = np.abs(grey - contrast * value - brightness)
     known = typical > 0
     weight = inside / (1 + (error / np.where(known, 2 * typical, np.inf)) ** 2)
-    rows = np.empty((n, UNKNOWNS + 1, side * side), np.float32)  # the last one is what the others explain
+    rows = np.empty((n, UNKNOWNS + 1, side * side), np.float32)  # the last row is the target of the others
     u, v = u.astype(np.float32), v.astype(np.float32)
     for place, part in enumerate((dx * u, dx * v, dx, dy * u, dy * v, dy, value, np.float32(1), grey)):
         rows[:, place] = part
@@ -164,12 +164,12 @@ def _refine(pairs: Pairs) -> np.ndarray:
     both = right[:, 6] - right[:, 7] * normal[:, 6, 7] / weights
     varied = enough & (var_a > 0) & (var_b > 0)
     pairs.fit[:, 3] = np.where(varied, both / np.sqrt(np.where(varied, var_a * var_b, 1)), 0)
-    # damped, so that a direction without slopes, as in a sky, is not followed
+    # damped, to avoid steps in directions without slopes, as in a sky
     diagonal = np.arange(UNKNOWNS)
     normal[:, diagonal[:6], diagonal[:6]] *= 1.001
     normal[:, diagonal, diagonal] += np.where(diagonal < 6, 1.0, 1e-3)
     step = np.linalg.solve(normal, right[:, :, None])[:, :, 0]  # a = contrast * (b + slopes * step) + brightness
-    # the error after the step is not known yet: that before it, or what the plain fit leaves
+    # the error after the step is unknown: take that before it, or that of the plain fit
     left_over = np.sqrt(np.maximum(var_a - both**2 / np.maximum(var_b, 1e-9), 0) / np.maximum(n_inside, 1)) + 1
     before = (error * inside).sum(axis=1) / np.maximum(n_inside, 1)
     pairs.fit[:, :2], pairs.fit[:, 2] = step[:, 6:], np.where(known[:, 0], before, left_over)
@@ -180,7 +180,7 @@ def _refine(pairs: Pairs) -> np.ndarray:
 
 
 def _compare(pair: Pairs) -> tuple[float, int, float]:
-    """Correlation, parts and overlap of one pair, aligned."""
+    """Correlation, parts and overlap of one aligned pair."""
     (u, v), slack = _grid(SIDE), (SLACK - 0.5) / SIDE
     x, y = _mapped(pair.maps, u, v)
     inside = _inside(pair.box_a, u, v, slack, 1 / SIDE) & _inside(pair.box_b, x, y, slack, 1 / SIDE)
@@ -190,12 +190,12 @@ def _compare(pair: Pairs) -> tuple[float, int, float]:
     top, left = int(inside.any(axis=1).argmax()), int(inside.any(axis=0).argmax())
     whole = _parts(inside, top, left).all(axis=(1, 2))
     a, b = (_parts(image, top, left)[whole] for image in (pair.a[0], _sample(pair.b, x, y)[0].reshape(SIDE, SIDE)))
-    for part in (a, b):  # less the means of rows and columns, which all horizons share
+    for part in (a, b):  # minus the means of rows and columns, which all horizons share
         part -= part.mean(axis=2, keepdims=True)
         part -= part.mean(axis=1, keepdims=True)
     var_a, var_b, both = (a * a).mean((1, 2)), (b * b).mean((1, 2)), (a * b).mean((1, 2))
     textured = np.maximum(var_a, var_b) >= TEXTURE**2
-    flat = np.minimum(var_a, var_b) < TEXTURE**2 / 64  # one of them
+    flat = np.minimum(var_a, var_b) < TEXTURE**2 / 64  # in either image
     correlations = np.where(flat, 0, both / np.sqrt(np.where(flat, 1, var_a * var_b)))[textured]
     areas = [(box[0, 2] - box[0, 0]) * (box[0, 3] - box[0, 1]) for box in (pair.box_a, pair.box_b)]
     overlap = inside.mean() * max(1 / areas[0], pair.size()[0] / areas[1])
@@ -203,7 +203,7 @@ def _compare(pair: Pairs) -> tuple[float, int, float]:
 
 
 def _parts(image: np.ndarray, top: int, left: int) -> np.ndarray:
-    """The image from there on, cut into whole parts, (n, PART, PART)."""
+    """The image from (top, left) on, cut into whole parts, (n, PART, PART)."""
     down, across = (SIDE - top) // PART, (SIDE - left) // PART
     cut = image[top : top + down * PART, left : left + across * PART].reshape(down, PART, across, PART)
     return cut.swapaxes(1, 2).reshape(-1, PART, PART).copy()

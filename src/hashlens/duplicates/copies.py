@@ -1,8 +1,8 @@
 """Copies: looks in, pairs of images of the same photo out.
 
-Candidates have near codes, in any of eight orientations, one of them cropped; an alignment of the two small images
-decides. The limits were chosen on photos that no table reports: CORRELATION is the highest with which 95 % of every
-kind of copy are found, because other exposures of a scene correlate too (benchmarks/copies.py --tune).
+Candidates have near codes in any of eight orientations, possibly with one image cropped; aligning the two small images
+decides. The limits were chosen on photos that are in no table: CORRELATION is the highest value that finds 95 % of
+every kind of copy, because other exposures of a scene correlate too (benchmarks/copies.py --tune).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from hashlens.machine import blocks, in_threads
 from hashlens.progress import Progress
 
 RADIUS = 72  # of 256 bits
-FRAMED_RADIUS = 32  # of whole images that both have borders, which are alike
-NEAREST = 8  # codes that are looked at around each
-GUESSES = 3  # that are tried per pair
-CORRELATION, PARTS, OVERLAP = 0.8, 4, 0.5  # at least, of a copy; with few parts more than that
-AT_ONCE = 32  # pairs that are aligned together: more would not fit into the processor's cache
+FRAMED_RADIUS = 32  # for whole images that both have borders, because borders look alike
+NEAREST = 8  # nearest codes to check for each code
+GUESSES = 3  # alignments to try per pair
+CORRELATION, PARTS, OVERLAP = 0.8, 4, 0.5  # minimum values of a copy; more correlation for few parts
+AT_ONCE = 32  # pairs aligned together: more would not fit into the processor's cache
 
 
 def copies(looks: np.ndarray, progress: Progress | None = None, stop: Callable[[], bool] = lambda: False) -> np.ndarray:
-    """(n, 2) rows of looks, the smaller first."""
+    """(n, 2) rows of looks of each pair, smaller first."""
     found: set[tuple[int, int]] = set()
     for first, second, maps in candidates(looks):
         pairs = list(zip(first.tolist(), second.tolist(), strict=True))
@@ -39,17 +39,17 @@ def copies(looks: np.ndarray, progress: Progress | None = None, stop: Callable[[
 
 
 def is_copy(found: np.ndarray, limit: float = CORRELATION) -> np.ndarray:
-    """What the agreement of a pair says."""
+    """Whether the agreement of a pair is that of copies."""
     correlation, parts, overlap = found.T
     return (correlation >= limit + 1 / np.maximum(parts, 1)) & (parts >= PARTS) & (overlap >= OVERLAP)
 
 
 def candidates(looks: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Rows of pairs, the smaller first, and maps (3, 3) from the one to the other: best guesses, second guesses, …"""
+    """Rows of pairs, smaller first, and maps (3, 3) from one to the other: best guesses, second guesses, …"""
     usable = np.flatnonzero(looks["parts"] >= PARTS)
     bordered = has_border(looks)
     contents = usable[bordered[usable]]
-    rows = np.concatenate([usable, contents])  # of each code: first those of whole images, then of contents
+    rows = np.concatenate([usable, contents])  # row of each code: first whole images, then contents
     which = np.repeat([0, 1], [len(usable), len(contents)])
     if len(rows) < 2:
         return []
@@ -78,7 +78,7 @@ def candidates(looks: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarr
     first, second = np.minimum(first, second), np.maximum(first, second)
     order = np.lexsort((apart, second, first))
     first, second, maps = first[order], second[order], maps[order]
-    another = np.ones(len(first), bool)  # a pair, or map, than the one before
+    another = np.ones(len(first), bool)  # whether the pair, or map, differs from the previous one
     another[1:] = (np.diff(first) != 0) | (np.diff(second) != 0) | (np.abs(np.diff(maps, axis=0)).max((1, 2)) > 0.01)
     first, second, maps = first[another], second[another], maps[another]
     starts = np.flatnonzero(np.r_[True, (np.diff(first) != 0) | (np.diff(second) != 0)])
@@ -103,7 +103,7 @@ def judged(
     stop: Callable[[], bool] = lambda: False,
 ) -> np.ndarray:
     """(n, 3): correlation, parts and overlap of each pair, see `agreement`."""
-    # the image that shows less detail of what is common is compared at its own pixels
+    # compare at the pixels of the image with less detail of the common area
     swap = np.abs(np.linalg.det(maps)) < 1
     maps = np.where(swap[:, None, None], np.linalg.inv(maps), maps)[:, :2].reshape(-1, 6)
     first, second = np.where(swap, second, first), np.where(swap, first, second)

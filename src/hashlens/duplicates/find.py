@@ -1,7 +1,7 @@
 """Duplicates: images in, groups of identical files, of copies and of look-alikes out, never mixed.
 
 Identical files have the same content. Copies show the same photo (copies.py). Look-alikes have near codes. An image
-that fits several headings is under the first; below it, the image to keep stands for the rest of its group.
+that fits several headings is listed under the first; for later headings, the image to keep represents its group.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ KINDS = {
     "copies": "the same photo, resized, recompressed, cropped, turned or framed",
     "look-alikes": "a different photo that looks alike",
 }
-CLEARLY, SLIGHTLY = 0.75, 0.97  # of the best: what is below is clearly or slightly worse
-AT_ONCE = 1024  # images whose look-alikes are looked up at a time
-IGNORED = "duplicates-ignored.json"  # what a person has decided
-LOCK, WAIT = ".hashlens-duplicates.lock", 10.0  # seconds: each of these files is written in no time
+CLEARLY, SLIGHTLY = 0.75, 0.97  # shares of the best value, below which an image is clearly or slightly worse
+AT_ONCE = 1024  # images per block of look-alike searches
+IGNORED = "duplicates-ignored.json"  # decisions of the user
+LOCK, WAIT = ".hashlens-duplicates.lock", 10.0  # seconds; enough, because these files are written quickly
 SEEN, MOST_SEEN = "duplicates-seen.json", 20_000  # groups that `ignore` can name
 
 
@@ -50,12 +50,12 @@ class Member:
     size: int  # bytes of the file
     mtime: float  # seconds since 1970
     sha256: str
-    other: bool = False  # of the folder that is compared with
+    other: bool = False  # whether it is in the folder compared against
 
 
 @dataclass(frozen=True)
 class Group:
-    """Duplicates; the first image is the one to keep, `why` says why."""
+    """One group of duplicates; the first image is the one to keep, and `why` says why."""
 
     kind: str
     images: list[Member]
@@ -63,20 +63,20 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The same as long as the images are."""
+        """A name that depends only on the images."""
         text = "\n".join([self.kind, *sorted({image.sha256 for image in self.images})])
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 @dataclass
 class Duplicates:
-    """What was found."""
+    """All duplicates found."""
 
     source: str
     n_images: int
     groups: list[Group] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
-    n_ignored: int = 0  # pairs that a person has said are none
+    n_ignored: int = 0  # pairs that the user has declared not to be duplicates
     against: str | None = None
 
     def of(self, kind: str) -> list[Group]:
@@ -84,12 +84,12 @@ class Duplicates:
 
     @property
     def root(self) -> str:
-        """The folder that all these paths are below, with a slash at its end; paths are shown without it."""
+        """The common folder of all paths, with a final slash; paths are shown without it."""
         folders = [Path(image.path).parent for group in self.groups for image in group.images]
         return os.path.join(os.path.commonpath(folders), "") if folders else ""  # noqa: PTH118
 
     def extra(self, *kinds: str) -> list[tuple[Group, Member]]:
-        """All images but those to keep, and never one of the folder that is compared with."""
+        """All images except those to keep, and never images of the folder compared against."""
         chosen = [group for group in self.groups if group.kind in kinds]
         return [(group, image) for group in chosen for image in group.images[1:] if not image.other]
 
@@ -124,7 +124,7 @@ def find_duplicates(
     ----------
     source : images, or an index of them.
     model : makes the codes of images by which look-alikes are found; the default is the general one.
-    against : other images; then only groups with images of both are found, and the image to keep is one of these.
+    against : other images; then only groups with images from both are found, and the image to keep is one of these.
     radius : maximum Hamming distance of look-alikes; the default is a seventh of the bits, and -1 finds none.
     at : folder to keep the index of the images in, instead of the cache.
 
@@ -193,7 +193,7 @@ class _Search:
         self.progress, self.stop = progress, stop
         left, top, right, bottom = looks["boxes"][:, 1].T
         self.inside = np.where(has_border(looks), (right - left) * (bottom - top), 1.0)
-        self.pixels = looks["width"].astype(float) * looks["height"] * self.inside  # of a border none
+        self.pixels = looks["width"].astype(float) * looks["height"] * self.inside  # without borders
         self.digests = [digest.tobytes().hex() for digest in looks["digest"]]
         self.members = [
             Member(path, int(look["width"]), int(look["height"]), *_size_and_mtime(path), digest, bool(from_other))
@@ -223,7 +223,7 @@ class _Search:
             same.setdefault(self.digests[row], []).append(row)
         for alike in same.values():
             yield from ((alike[0], row) for row in alike[1:])
-            if apart := [row for row in alike if self.other[row] != self.other[alike[0]]]:  # the pairs of two folders
+            if apart := [row for row in alike if self.other[row] != self.other[alike[0]]]:  # pairs across both folders
                 yield from ((apart[0], row) for row in alike if row not in (alike[0], apart[0]))
 
     def _copies(self, rows: np.ndarray, radius: int) -> Iterator[tuple[int, int]]:
@@ -233,7 +233,7 @@ class _Search:
     def _alike(self, rows: np.ndarray, radius: int) -> Iterator[tuple[int, int]]:
         if radius < 0:
             return
-        # images without texture have codes, but all of them the same ones
+        # images without texture have codes, but all have the same one
         rows = rows[self.looks["parts"][rows] > 0]
         codes = self.codes[rows]
         index = HammingIndex(codes.n_bits)
@@ -255,16 +255,16 @@ class _Search:
                 yield first, second
 
     def _is_ignored(self, first: str, second: str) -> bool:
-        """Whether both are in an ignored group; of the same content, in one of identical files."""
+        """Whether both are in the same ignored group; for identical files, in a group of identical files."""
         return any(
             first in group and second in group and (first != second or len(group) == 1)
             for group in self.ignored.get(first, ())
         )
 
     def _together(self, pairs: Iterable[tuple[int, int]], apart: bool) -> list[list[int]]:
-        """Groups of rows in the order of their first; with `apart`, all of a group are paired with one of it.
+        """Groups of rows, ordered by first row; with `apart`, all rows of a group are paired with the same one.
 
-        Otherwise a chain of look-alikes would make one group of half a folder.
+        Otherwise a chain of look-alikes could make half a folder one group.
         """
         near: dict[int, set[int]] = {}
         for first, second in pairs:
@@ -285,7 +285,7 @@ class _Search:
         return sorted(groups)
 
     def _best(self, rows: Sequence[int]) -> tuple[int, str]:
-        """The one to keep, and why: each rule leaves the best, until there is one."""
+        """The image to keep, and why: each rule keeps only the best, until one is left."""
         left: list[int] = list(rows)
         words: list[str] = []
         for word, score, close in (
@@ -313,12 +313,12 @@ def _size_and_mtime(path: str) -> tuple[int, float]:
     try:
         status = Path(path).stat()
         return status.st_size, status.st_mtime
-    except (OSError, ValueError):  # inside a tar file
+    except (OSError, ValueError):  # it is inside a tar file
         return 0, 0.0
 
 
 def _same_file(paths: Sequence[str]) -> bool:
-    """Whether links make one file look like several: without them nothing would be gained."""
+    """Whether several paths are links to one file, whose removal would free no space."""
     try:
         return all(os.path.samefile(path, paths[0]) for path in paths[1:])  # noqa: PTH121
     except (OSError, ValueError):  # gone, or inside a tar file
@@ -326,7 +326,7 @@ def _same_file(paths: Sequence[str]) -> bool:
 
 
 def _ignored() -> dict[str, list[set[str]]]:
-    """For each image, by its sha256, the ignored groups that it is in."""
+    """For each image, by its sha256, the ignored groups it is in."""
     found: dict[str, list[set[str]]] = {}
     for entry in _ignored_groups():
         group = set(entry["sha256"])
@@ -346,7 +346,7 @@ def _ignored_groups() -> list[dict[str, Any]]:
 
 
 def _remember(groups: Sequence[Group]) -> None:
-    """So that `ignore` knows groups by name."""
+    """Save groups, so that `ignore` can find them by name."""
     new = {group.name: sorted({image.sha256 for image in group.images}) for group in groups}
     with alone_in(cache_dir(), LOCK, wait=WAIT):
         write_json(cache_dir() / SEEN, dict([*(_seen() | new).items()][-MOST_SEEN:]))
@@ -374,7 +374,7 @@ def ignore(names: Sequence[str]) -> int:
 
 
 def describe(result: Duplicates, most: int = 20) -> str:
-    """As text: heading by heading, one line per image, the one to keep first."""
+    """The result as text: by heading, one line per image, the one to keep first."""
     root = result.root
     against = "" if result.against is None else f" against {result.against}"
     lines = [f"{result.source}{against}  {counted(result.n_images, 'image')}" + f", paths below {root}" * bool(root)]

@@ -1,7 +1,8 @@
-"""Looks: images in, 4.4 KB each out, by which copies are found and judged.
+"""Looks: images in, 4.4 KB for each out, from which copies are found and judged.
 
-A look is a small grey image, the box of what is inside a border, and 256-bit codes of what is in the boxes, whole and
-less a margin. A code says for 8 x 8 cells whether there are more edges than usual, and which way brightness rises.
+A look has a small grey image, the box of the content inside a border, and 256-bit codes of the whole image and of the
+content, each also without a margin. A code says, for 8 x 8 cells, whether there are more edges than usual, and in which
+direction brightness rises.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from hashlens.progress import Progress, counted
 
 CELLS = 8  # per side
 BITS = 4 * CELLS * CELLS
-ZOOMS = (1.0, 0.9, 0.8)  # share of a box that a code describes: others may be crops of it
+ZOOMS = (1.0, 0.9, 0.8)  # share of a box that a code covers, to match crops
 WORK_SIDE = 160  # pixels; larger images are reduced first
-REACH = 0.35  # of the image, how far in a border is looked for
-FLAT = 12  # grey levels between which nearly all of a line of a border lies
-SMALLER = 0.95  # of the image, if the content is larger it has no border
+REACH = 0.35  # share of the image in which to search for a border
+FLAT = 12  # range of grey levels of nearly all pixels in a line of a border
+SMALLER = 0.95  # share of the image: if the content is larger, there is no border
 
 LOOK = np.dtype(
     [
@@ -41,8 +42,8 @@ LOOK = np.dtype(
         ("width", np.int32),
         ("height", np.int32),
         ("sharpness", np.float32),
-        ("colour", np.float32, 3),  # mean, 0 to 255
-        ("parts", np.uint8),  # with texture: without, nothing can be said
+        ("colour", np.float32, 3),  # mean colour, 0 to 255
+        ("parts", np.uint8),  # number of parts with texture; 0: nothing can be said
         ("boxes", np.float32, (2, 4)),  # left, top, right, bottom of the whole and of the content, 0 to 1
         ("codes", np.uint8, (2, len(ZOOMS), BITS // 8)),
         ("grey", np.uint8, (SIDE, SIDE)),
@@ -50,15 +51,15 @@ LOOK = np.dtype(
 )
 WHOLE = (0.0, 0.0, 1.0, 1.0)
 KEPT = np.dtype([("name", np.uint8, 16), ("size", np.int64), ("mtime", np.int64), ("look", LOOK)])
-VERSION = "looks-2"  # changes with what a look holds, so that no older one is used
+VERSION = "looks-2"  # raise it when the contents of looks change, so that no old ones are used
 SAVED = 2_048  # images between two saves
-MANY_PARTS = 16  # are joined
+MANY_PARTS = 16  # parts, above which they are joined
 
 
 def looks_of(
     index: Catalog, paths: Sequence[str], progress: Progress, stop: Callable[[], bool] = lambda: False
 ) -> np.ndarray:
-    """A LOOK for each image of an index; those of files that have not changed are kept in the cache."""
+    """A LOOK for each image of an index; looks of unchanged files come from the cache."""
     place = cache_dir() / VERSION / hashlib.sha256(os.fsencode(index.path.absolute())).hexdigest()[:32]
     kept, marks = _kept(place), np.zeros(len(paths), KEPT)
     for mark, path in zip(marks, paths, strict=True):
@@ -100,7 +101,7 @@ def _kept(place: Path) -> np.ndarray:
     for file in sorted(place.glob("*.looks")):
         with suppress(OSError, ValueError):
             content = file.read_bytes()
-            if file.stem[-32:] == _sum(content):  # else damaged: those images are looked at again
+            if file.stem[-32:] == _sum(content):  # otherwise damaged, and its looks are made again
                 parts.append(np.frombuffer(content, KEPT))
     return np.concatenate(parts)
 
@@ -115,7 +116,7 @@ def _save(place: Path, new: np.ndarray, whole: np.ndarray | None, progress: Prog
     number = int(files[-1].stem[:6]) + 1 if files else 0
     joined = whole is not None and len(files) >= MANY_PARTS
     written = whole if whole is not None and joined else new
-    written = written[written["look"]["digest"].any(axis=1)]  # what could not be read now may be readable later
+    written = written[written["look"]["digest"].any(axis=1)]  # unreadable images may become readable later
     content = written.tobytes()
     try:
         with replacing(place / f"{number:06d}-{_sum(content)}.looks") as temporary:
@@ -134,7 +135,7 @@ def _look(roots: list[str], path: str) -> np.ndarray:
         look = look_at(image)
     except Exception:  # Pillow raises nearly anything on a damaged file
         return np.zeros((), LOOK)
-    across = (size[0] > size[1]) == (image.width > image.height)  # else EXIF turned it
+    across = (size[0] > size[1]) == (image.width > image.height)  # otherwise EXIF turned it
     look["width"], look["height"] = size if across else size[::-1]
     look["digest"] = np.frombuffer(hashlib.sha256(data).digest(), np.uint8)
     return look
@@ -180,12 +181,12 @@ def _shrunk(grey: Image.Image, box: tuple[float, float, float, float] | None) ->
 
 
 def _content(grey: np.ndarray) -> tuple[float, float, float, float]:
-    """The box inside the innermost flat lines near the edges: without border, bars of a window and margins."""
+    """The box inside the innermost flat lines near the edges: without borders, window bars and margins."""
     height, width = grey.shape
     left, top, right, bottom = 0, 0, width, height
-    for _ in range(2):  # once more without the other pair of margins
+    for _ in range(2):  # once more, without the other pair of margins
         top, bottom = _between(grey[:, left:right])
-        if top >= bottom:  # an image of a few pixels
+        if top >= bottom:  # an image of only a few pixels
             return WHOLE
         left, right = _between(grey[top:bottom].T)
         if left >= right:
@@ -208,13 +209,13 @@ def _code(grey: np.ndarray) -> np.ndarray:
 
 
 def _cells(slope: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean slope in each cell, and how steep it is."""
+    """The mean slope in each cell, and its steepness."""
     parts = slope.reshape(CELLS, SIDE // CELLS, CELLS, SIDE // CELLS)
     return parts.mean((1, 3)), np.abs(parts).mean((1, 3))
 
 
 def turned(codes: np.ndarray, way: int) -> np.ndarray:
-    """Codes (n, BITS // 8) of images that are turned: one of 8 ways, 4 is transposed, 1 and 2 mirrored after that."""
+    """Codes (n, BITS // 8) of the images turned in one of 8 ways: bit 4 transposes, then bits 1 and 2 mirror."""
     bits = np.unpackbits(codes, axis=1).reshape(-1, CELLS, CELLS, 4)
     if way & 4:
         bits = bits.swapaxes(1, 2)[..., [1, 0, 3, 2]]
@@ -226,7 +227,7 @@ def turned(codes: np.ndarray, way: int) -> np.ndarray:
 
 
 def turning(way: int) -> np.ndarray:
-    """The same as a map of the unit square, (3, 3)."""
+    """The same turn as a map of the unit square, (3, 3)."""
     transpose = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 1.0]]) if way & 4 else np.eye(3)
     x, y = (-1.0 if way & 1 else 1.0), (-1.0 if way & 2 else 1.0)
     return np.array([[x, 0, (1 - x) / 2], [0, y, (1 - y) / 2], [0, 0, 1]]) @ transpose

@@ -1,8 +1,8 @@
 """Moving duplicates away and back: nothing is deleted or overwritten, and a list restores everything.
 
-The list is written before the first file is moved. A file arrives under its new name complete or not at all, and only
-then leaves the old place: whenever the process is killed, each file is at its old place, its new one or both.
-The video of a live photo goes with its image, under the same name.
+The list is written before the first file is moved. A file arrives under its new name completely or not at all, and only
+then leaves its old place: if the process is killed, each file is at its old place, its new place or both. The video of
+a live photo goes with its image, under the same name.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from hashlens.schema import SHA256, TEXT, conform, parse_json
 
 FORMAT = "hashlens moved files 1"
 LIST = {"format": FORMAT, "source": TEXT, "moved": [{"from": TEXT, "to": TEXT, "sha256": SHA256}]}
-MOVED = ("identical", "copies")  # look-alikes are different photos, and stay
+MOVED = ("identical", "copies")  # look-alikes are different photos and stay
 
 
 @dataclass
 class Moved:
-    """What was moved, and the list that `undo` takes."""
+    """What was moved, and the list for `undo`."""
 
     listed: Path
     paths: list[str] = field(default_factory=list)  # images
-    videos: list[str] = field(default_factory=list)  # of live photos
+    videos: list[str] = field(default_factory=list)  # videos of live photos
     left: list[tuple[str, str]] = field(default_factory=list)  # images that stay, and why
 
 
 def move_duplicates(result: Duplicates, folder: Path, stop: Callable[[], bool] = lambda: False) -> Moved:
-    """Move identical files and copies, all but those to keep, into a folder."""
+    """Move identical files and copies, except those to keep, into a folder."""
     folder = expanded(folder).absolute()
     extra = result.extra(*MOVED)
     if inside := next((image.path for _, image in extra if INSIDE in image.path), None):
@@ -88,7 +88,7 @@ def move_duplicates(result: Duplicates, folder: Path, stop: Callable[[], bool] =
 
 
 def _move_all(files: dict[Path, Path]) -> None:
-    """Move files that belong together; if one cannot be moved, all are back where they were."""
+    """Move files that belong together; if one cannot be moved, all are moved back."""
     done: list[tuple[Path, Path]] = []
     try:
         for old, new in files.items():
@@ -101,7 +101,7 @@ def _move_all(files: dict[Path, Path]) -> None:
 
 
 def require_outside(folder: Path, *sources: str) -> None:
-    """Refuse a folder inside the images, where what is moved would be found again."""
+    """Refuse a folder inside the images, where moved files would be found again."""
     for source in sources:
         if expanded(folder).resolve().is_relative_to(expanded(source).resolve()):
             raise UsageError(
@@ -110,7 +110,7 @@ def require_outside(folder: Path, *sources: str) -> None:
 
 
 def _changed(image: Member) -> str | None:
-    """Whether it is still what was compared: the one to keep must be there when the others leave."""
+    """Why an image is not what was compared; None if it is. The one to keep must exist when others leave."""
     try:
         status = Path(image.path).stat()
     except OSError:
@@ -119,7 +119,7 @@ def _changed(image: Member) -> str | None:
 
 
 def _linked_to(image: Member, group: Group) -> str | None:
-    """Whether it is a link, or another of the group is a link to it, which would lead nowhere."""
+    """Why an image must stay: it is a link, or another of the group is a link to it, which would break; else None."""
     for other in group.images:
         with suppress(OSError):
             if other.path != image.path and Path(other.path).samefile(image.path):
@@ -128,7 +128,7 @@ def _linked_to(image: Member, group: Group) -> str | None:
 
 
 def _free(paths: list[Path], taken: set[Path]) -> list[Path]:
-    """These names, or all with the same number behind them, so that no file has them yet."""
+    """Unused names: these, or all with the same number appended."""
     number, free = 1, paths
     while any(path in taken or os.path.lexists(path) for path in free):
         number += 1
@@ -137,7 +137,7 @@ def _free(paths: list[Path], taken: set[Path]) -> list[Path]:
 
 
 def undo(listed: Path) -> tuple[int, list[tuple[str, str]]]:
-    """Move all files of a list back; returns how many, and those that could not be, with reasons. May be repeated."""
+    """Move all files of a list back; returns how many, and the failures with reasons. May be repeated."""
     restored, left = 0, []
     for entry in read_list(listed):
         old, new, digest = Path(entry["from"]), Path(entry["to"]), entry["sha256"]
@@ -181,7 +181,7 @@ def move(old: Path, new: Path) -> None:
                 if sha256(temporary) != sha256(old):
                     raise StorageError(f"{old} changed while it was copied to {new}; rerun the same command")
                 if not _linked(temporary, new):
-                    os.close(os.open(new, os.O_CREAT | os.O_EXCL))  # the name is ours before it is replaced
+                    os.close(os.open(new, os.O_CREAT | os.O_EXCL))  # reserve the name before replacing it
                     temporary.replace(new)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -196,7 +196,7 @@ def move(old: Path, new: Path) -> None:
 
 
 def _linked(old: Path, new: Path) -> bool:
-    """Give the file a second name, which fails if that exists; False where the disk cannot."""
+    """Give the file a second name, failing if that exists; False if the disk does not support links."""
     try:
         os.link(old, new, follow_symlinks=False)
     except FileExistsError:
