@@ -1,9 +1,9 @@
 """Addresses: images and codes in a remote store, such as s3://bucket/photos, read and written by fsspec.
 
-An Address has the methods of a Path that are used for both. Every request is tried several times, with longer and
-longer waits, because in a store of many machines some always fail. A missing object raises FileNotFoundError, like a
-missing file; a store that refuses or does not answer ends the command with one sentence. Credentials are where the
-tools of the store look for them, never in an address or in what is printed.
+An Address has those methods of a Path that are used for both. Every request is tried several times, with growing waits,
+because in a store of many machines some always fail. A missing object raises FileNotFoundError, like a missing file; a
+store that refuses or does not answer ends the command with one sentence. Credentials are taken from where the store's
+own tools look for them, and never appear in addresses or output.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from hashlens.errors import (
     to_install,
 )
 
-if TYPE_CHECKING:  # imported where an address is used: every command loads this module
+if TYPE_CHECKING:  # imported on use, because every command loads this module
     from concurrent.futures import Future, ThreadPoolExecutor
 
 TRIES = 8  # half a minute in all
-FIRST_TRIES = 3  # of a store that has not answered yet: its address may be wrong
-FIRST_WAIT, LONGEST_WAIT = 0.2, 10.0  # seconds, doubled after each try, times a random number around 1
+FIRST_TRIES = 3  # for a store that has not answered yet: its address may be wrong
+FIRST_WAIT, LONGEST_WAIT = 0.2, 10.0  # seconds, doubled after each try, with random variation
 AT_ONCE = 16  # requests
-BLOCK = 4 << 20  # bytes of a tar file that are read at once; members closer than that share a request
-OBJECTS = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory")  # stores that replace an object as a whole
+BLOCK = 4 << 20  # bytes read from a tar file at once; members closer than that share a request
+OBJECTS = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory")  # stores that replace objects atomically
 WEB = ("http", "https")
 INSTALLS = {"s3": "s3fs", "s3a": "s3fs", "http": "aiohttp", "https": "aiohttp", "sftp": "sshfs", "ssh": "sshfs"}
 INSTALLS |= {"gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "abfss": "adlfs", "az": "adlfs"}
 BAD_CREDENTIALS = re.compile(r"InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|InvalidToken|TokenRefresh|^401$")
-FINAL = re.compile(r"4(?!08|29)\d\d")  # answers of HTTP that will not change
+FINAL = re.compile(r"4(?!08|29)\d\d")  # HTTP status codes for which retrying is useless
 NO_ACCESS = re.compile(r"Credential|PermissionDenied|HostKey")  # names of exceptions
 
 Result = TypeVar("Result")
-tried_again = 0  # requests of this process
+tried_again = 0  # number of repeated requests in this process
 _counting = threading.Lock()
 
 
@@ -62,7 +62,7 @@ def is_address(text: object) -> bool:
 
 class Stat(NamedTuple):
     st_size: int
-    st_mtime_ns: int  # 0 where a store does not say
+    st_mtime_ns: int  # 0 if the store does not tell
 
     @property
     def st_ctime_ns(self) -> int:
@@ -133,16 +133,16 @@ class Address:
         return _tried(self, request, verb)
 
     def read_bytes(self, limit: int | None = None) -> bytes:
-        """The content; if it is longer than `limit`, a byte more than that."""
+        """The content, or its first limit + 1 bytes if it is longer than `limit`."""
         stop = None if limit is None else limit + 1
         return self._ask(lambda fs, path: _content(self.protocol, fs, path, 0, stop), "read")
 
     def part(self, start: int, n_bytes: int) -> bytes:
-        """Bytes from the middle; fewer where it ends."""
+        """Bytes from the middle; fewer near the end."""
         return self._ask(lambda fs, path: _content(self.protocol, fs, path, start, start + n_bytes), "read")
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
-        """A file to read from and to seek in; what lies between is not read unless it is shorter than BLOCK."""
+        """A seekable file for reading; skipped ranges are not read unless shorter than BLOCK."""
         return io.BufferedReader(_Parts(self), BLOCK)
 
     def stat(self) -> Stat:
@@ -161,13 +161,13 @@ class Address:
             return False
         return True
 
-    is_file = exists  # what a folder is, each store says in another way
+    is_file = exists  # stores differ in what they call a folder
 
     def names(self) -> list[str]:
         """All objects below, as sorted names relative to this one."""
 
         def request(fs: Any, path: str) -> list[str]:
-            # nginx redirects a folder without its slash to its own port
+            # nginx redirects folders without a final slash to its own port
             folder = path.rstrip("/") + "/" if self.protocol in WEB else path
             found = fs.find(folder)
             return sorted(one.removeprefix(folder).lstrip("/") for one in found if one.startswith(path))
@@ -189,7 +189,7 @@ class Address:
         return (self / name for name in self._ask(request) if name)
 
     def glob(self, pattern: str) -> Iterator[Address]:
-        """What matches a pattern below this."""
+        """Objects below this one that match a pattern."""
         return iter(expand(f"{self._text}/{pattern}"))
 
     def unlink(self, missing_ok: bool = False) -> None:
@@ -200,7 +200,7 @@ class Address:
                 raise
 
     def write_bytes(self, content: bytes) -> None:
-        """Replace the object: others see the old one or the new one, whole."""
+        """Replace the object atomically: others see the old or the new one."""
 
         def request(fs: Any, path: str) -> None:
             if self.protocol in OBJECTS:
@@ -222,24 +222,24 @@ Place = Path | Address
 
 
 def place(path: str | os.PathLike[str] | Address) -> Place:
-    """Where that is: in a store, or on this machine."""
+    """A path or address as a place in a store or on this machine."""
     if isinstance(path, Address):
         return path
     return Address(path) if isinstance(path, str) and is_address(path) else Path(path)
 
 
 def below(root: Place, name: str) -> Place:
-    """A file of a list, relative to a folder unless it is an address itself."""
+    """A file in a list, relative to `root` unless it is an address itself."""
     return Address(name) if is_address(name) else root / name
 
 
 def readable_name(name: str, root: Place) -> str:
-    """A name as a person would write it; web servers escape theirs."""
+    """A name as people would write it; web servers escape names."""
     return unquote(name) if isinstance(root, Address) and root.protocol in WEB else name
 
 
 def expand(pattern: str) -> list[Address]:
-    """What matches a pattern, sorted."""
+    """The addresses that match a pattern, sorted."""
     start = Address(re.split(r"[*?[]", pattern)[0])
 
     def request(fs: Any, path: str) -> list[Address]:
@@ -254,7 +254,7 @@ def expand(pattern: str) -> list[Address]:
 
 
 def ahead(wanted: Iterable[tuple[int, Address, int, int]], limit: int) -> dict[int, Future[bytes]]:
-    """Start to read (row, object, offset, bytes), several at once; zero bytes mean the whole object.
+    """Start reading (row, object, offset, bytes), several at once; zero bytes mean the whole object.
 
     Rows of one object that lie close together, as in a tar file, share a request.
     """
@@ -275,7 +275,7 @@ def ahead(wanted: Iterable[tuple[int, Address, int, int]], limit: int) -> dict[i
 
 
 def _groups(parts: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
-    """Runs of parts that are no longer than BLOCK together."""
+    """Runs of parts that together are no longer than BLOCK."""
     group: list[tuple[int, int, int]] = []
     for part in parts:
         if group and part[1] - group[0][0] > BLOCK:
@@ -287,7 +287,7 @@ def _groups(parts: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, i
 
 
 class _Cut:
-    """The result of a request, cut."""
+    """A part of the result of a request."""
 
     def __init__(self, whole: Future[bytes], start: int, stop: int):
         self._whole, self._start, self._stop = whole, start, stop
@@ -300,7 +300,7 @@ class _Cut:
 
 
 class _Parts(io.RawIOBase):
-    """An object as a file: each read is a request."""
+    """An object as a raw file: each read is a request."""
 
     def __init__(self, address: Address):
         self._address, self._at = address, 0
@@ -335,20 +335,20 @@ def _pool() -> ThreadPoolExecutor:
 
 @functools.lru_cache
 def _file_system(protocol: str, host: str, thread: int) -> Any:
-    """The file system of a protocol; credentials and other options are its own (fsspec, AWS_..., ~/.ssh/config)."""
+    """The file system of a protocol, which finds its own credentials and options (fsspec, AWS_..., ~/.ssh/config)."""
     require("fsspec", why=f"{protocol}://")
     import fsspec
 
     if protocol not in fsspec.available_protocols():
         raise UsageError(f"{protocol}:// is not known; use s3://, gs://, hdfs://, https:// or sftp://")
-    options: dict[str, Any] = {"use_listings_cache": False}  # others write there too
+    options: dict[str, Any] = {"use_listings_cache": False}  # others may write there
     if protocol in ("s3", "s3a"):
-        # tried again here, as for all stores, and not at three levels
+        # retried here, as for all stores, not at three levels
         options |= {"config_kwargs": {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 30}}
     elif protocol in WEB:
         options = {"client_kwargs": {"trust_env": True}}  # proxies and ~/.netrc
     elif protocol in ("sftp", "ssh"):
-        options = {"known_hosts": ()}  # the usual file: a host that is not in it is refused
+        options = {"known_hosts": ()}  # the usual file; unknown hosts are refused
     try:
         kind = fsspec.get_filesystem_class(protocol)
     except ImportError as error:
@@ -369,7 +369,7 @@ def _file_system(protocol: str, host: str, thread: int) -> Any:
 
 
 def _facts(protocol: str, fs: Any, path: str) -> dict[str, Any]:
-    """Size and time of an object; fsspec would take a web server that fails for one that has no such file."""
+    """Size and time of an object; fsspec alone would take a failing web server for a missing file."""
     if protocol not in WEB:
         return fs.info(path)
     from email.utils import parsedate_to_datetime
@@ -406,7 +406,7 @@ def _content(protocol: str, fs: Any, path: str, start: int, stop: int | None) ->
         try:
             return fs.cat_file(path, start=start, end=stop)
         except OSError as error:
-            if _code(error) in ("InvalidRange", "416"):  # nothing from there on
+            if _code(error) in ("InvalidRange", "416"):  # the offset is at or past the end
                 return b""
             raise
     with fs.open(path, "rb") as file:
@@ -415,13 +415,13 @@ def _content(protocol: str, fs: Any, path: str, start: int, stop: int | None) ->
 
 
 async def _from_web(fs: Any, url: str, start: int, stop: int | None) -> bytes:
-    """Not more than what was asked for, whatever the server sends."""
+    """Read a range, and no more than that, whatever the server sends."""
     session = await fs.set_session()
     headers = {"Accept-Encoding": "identity"}
     if start or stop is not None:
         headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
     async with session.get(fs.encode_url(url), headers=headers, **fs.kwargs) as response:
-        if response.status == 416:  # nothing from there on
+        if response.status == 416:  # the offset is at or past the end
             return b""
         _require_good(response, url)
         if start and response.status != 206:
@@ -438,7 +438,7 @@ _answered: set[int] = set()  # file systems that have answered once
 
 
 def _tried(address: Address, request: Callable[[Any, str], Result], verb: str) -> Result:
-    """What a store answers, at the latest after several tries."""
+    """Make a request of a store, with several tries."""
     import random
 
     global tried_again
@@ -455,10 +455,10 @@ def _tried(address: Address, request: Callable[[Any, str], Result], verb: str) -
             if fs is not None:
                 _answered.add(id(fs))
             raise
-        except Exception as error:  # each store has its own
+        except Exception as error:  # each store raises its own errors
             code = _code(error)
             if verb == "read" and isinstance(error, PermissionError) and not BAD_CREDENTIALS.search(code):
-                raise PermissionError(str(address)) from error  # to read this object; others may be allowed
+                raise PermissionError(str(address)) from error  # for this object only; others may be readable
             if isinstance(error, PermissionError) or NO_ACCESS.search(type(error).__name__) or code == "401":
                 raise StorageError(
                     f"{address} cannot be {verb}: the store refuses access ({_short(error, code)}); check the"
@@ -478,14 +478,12 @@ def _tried(address: Address, request: Callable[[Any, str], Result], verb: str) -
 
 
 def _code(error: BaseException | None) -> str:
-    """The code of S3, or the status of HTTP, that an error comes from."""
+    """The S3 code or HTTP status that caused an error."""
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict) and response.get("Error", {}).get("Code"):
             return str(response["Error"]["Code"])
-        status = getattr(
-            error, "code" if type(error).__name__ == "HttpError" else "status", None
-        )  # of gcsfs; of aiohttp
+        status = getattr(error, "code" if type(error).__name__ == "HttpError" else "status", None)  # gcsfs; aiohttp
         if isinstance(status, int):
             return str(status)
         error = error.__cause__
@@ -493,6 +491,6 @@ def _code(error: BaseException | None) -> str:
 
 
 def _short(error: BaseException, code: str) -> str:
-    """What an error is, without its text, which may contain credentials."""
+    """A description of an error without its text, which may contain credentials."""
     names = {"ConnectionRefusedError": "connection refused", "TimeoutError": "no answer in time"}
     return code or names.get(type(error).__name__, type(error).__name__)

@@ -1,11 +1,11 @@
 """Checksums: files in, the same files out, or one sentence that names the damaged file and what repairs it.
 
-JSON      `write_sealed` adds the checksum of all other entries; `read_sealed` refuses a file that does not agree.
+JSON      `write_sealed` adds the checksum of all other entries; `read_sealed` refuses a file that does not match.
 arrays    The sum of a file is XXH3 (128 bits) of the XXH3 (64 bits) of its blocks of 64 KiB, so that a file can be
-          compared as a whole or, where the sums of the blocks are kept too, block by block when they are first touched.
+          verified as a whole or, if block sums are stored too, block by block on first use.
 tensors   A safetensors file has the checksum of everything else in its metadata.
 
-They notice damage, not forgery; schema.py decides what a stranger's file may say.
+They detect damage, not forgery; schema.py decides what an untrusted file may contain.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from hashlens.files import json_text, replacing, write_text
 from hashlens.schema import conform, optional, parse_json, whole
 
 BLOCK = 1 << 16
-READ = 16 * BLOCK  # of a file at a time
+READ = 16 * BLOCK  # bytes of a file at a time
 XXH3 = re.compile(r"[0-9a-f]{32}")
-FILE = {"bytes": whole(1), "xxh3": XXH3}  # what a manifest says of a file
+FILE = {"bytes": whole(1), "xxh3": XXH3}  # entry of a file in a manifest
 CHECKSUM = "checksum"
 BLANK = "0" * 32
 
@@ -40,7 +40,7 @@ def damaged(path: Place, why: object, remedy: str) -> Damaged:
 
 
 def write_sealed(path: Place, value: dict[str, Any], copy: Path | None = None) -> None:
-    """The copy is on disk first, so that a full disk cannot come between the two."""
+    """Write JSON with its checksum. The copy is written first, so that a full disk cannot prevent only the copy."""
     text = json_text(value | {CHECKSUM: _seal(value)})
     if copy is not None:
         with copy.open("w", encoding="utf-8") as file:
@@ -51,9 +51,9 @@ def write_sealed(path: Place, value: dict[str, Any], copy: Path | None = None) -
 
 
 def read_sealed(path: Place) -> dict[str, Any]:
-    """What `write_sealed` wrote; a ValueError if it has changed since.
+    """Read a file of `write_sealed`; a ValueError if it has changed since.
 
-    A file without a checksum is older than checksums; its reader knows by its format whether that may be.
+    A file without a checksum predates them; the caller can tell by its format whether that is valid.
     """
     value = parse_json(path.read_bytes())
     if type(value) is not dict:
@@ -68,7 +68,7 @@ def _seal(value: dict[str, Any]) -> str:
 
 
 def block_sums(content: Any) -> np.ndarray:
-    """(blocks,) uint64 of bytes or an array of bytes."""
+    """(blocks,) uint64: the sums of the blocks of bytes or a byte array."""
     view = memoryview(content)
     sums = [xxhash.xxh3_64_intdigest(view[start : start + BLOCK]) for start in range(0, len(view), BLOCK)]
     return np.array(sums, np.uint64)
@@ -79,13 +79,13 @@ def sum_of(blocks: np.ndarray) -> str:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """What a manifest says of a file that has just been written."""
+    """The manifest entry of a file that was just written."""
     content = np.memmap(path, np.uint8, "r")
     return {"bytes": len(content), "xxh3": sum_of(block_sums(content))}
 
 
 def hash_of(content: bytes) -> int:
-    """XXH3 (64 bits), as a signed number: the same for the same content."""
+    """XXH3 (64 bits) of the content, as a signed number."""
     return int.from_bytes(xxhash.xxh3_64_digest(content), "big", signed=True)
 
 
@@ -101,9 +101,9 @@ def hash_of_file(path: Path | str) -> int:
 def compare_file(
     path: Path, facts: Mapping[str, Any], remedy: str, pause: Callable[[int], Any] = lambda n_bytes: None
 ) -> None:
-    """Read a file and compare it with its sum; `pause` is called with the number of bytes after every few blocks.
+    """Read a file and compare it with its sum; `pause(n_bytes)` is called after every few blocks.
 
-    It is not mapped, since a mapped file that is cut short in the middle of this ends the process.
+    The file is not mapped, because truncating a mapped file would kill the process.
     """
     sums, n_bytes = [np.empty(0, np.uint64)], 0
     with _readable(path, remedy), path.open("rb") as file:
@@ -132,21 +132,21 @@ def _require_size(path: Path, n_bytes: int, facts: Mapping[str, Any], remedy: st
 
 
 class CheckedFile:
-    """A mapped file that is compared with its sum before it is used: all of it, or only what is touched."""
+    """A mapped file that is verified before use: as a whole, or only the blocks that are used."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any], remedy: str):
         self.path, self.remedy, self._sum = path, remedy, facts["xxh3"]
         with _readable(path, remedy):
             _require_size(path, path.stat().st_size, facts, remedy)
             self.content: np.ndarray = np.memmap(path, np.uint8, "r")
-        self._blocks: np.ndarray | None = None  # their sums, if they are known
+        self._blocks: np.ndarray | None = None  # the sums of its blocks, if known
         self._good = np.zeros(0, bool)
 
     def damaged(self, why: object) -> Damaged:
         return damaged(self.path, why, self.remedy)
 
     def whole(self) -> np.ndarray:
-        """All bytes, each of which was compared."""
+        """All bytes, verified."""
         found = block_sums(self.content)
         if sum_of(found) != self._sum:
             raise self.damaged("it has changed since it was written")
@@ -154,31 +154,31 @@ class CheckedFile:
         return self.content
 
     def release(self) -> None:
-        """Let go of the memory of what was compared: the system maps it again where it is used."""
+        """Release the memory used for verification; the system maps pages again on use."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self.content._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """The array of a .npy file, whose header need not be read: shape and type are known."""
+        """The array of a .npy file, without reading its header, because shape and type are known."""
         header = len(self.content) - int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
         if not 0 < header <= 4096 or header % 64:
             raise self.damaged("it is not the array that it should be")
         return self.whole()[header:].view(dtype).reshape(shape)
 
     def by_blocks(self, sums: CheckedFile) -> None:
-        """From now on compare only what is touched, with the sums of blocks that another file has."""
+        """From now on verify only blocks that are used, with the block sums in another file."""
         n = -(-len(self.content) // BLOCK)
         if len(sums.content) != 8 * n or xxhash.xxh3_128_hexdigest(sums.content.data) != self._sum:
             raise sums.damaged("it has changed since it was written")
         self._blocks, self._good = sums.content.view("<u8"), np.zeros(n, bool)
 
     def part(self, start: int, stop: int) -> np.ndarray:
-        """Some of the bytes, each of which was compared."""
+        """Some of the bytes, verified."""
         self.require(np.arange(start // BLOCK, -(-stop // BLOCK)))
         return self.content[start:stop]
 
     def require(self, numbers: np.ndarray) -> None:
-        """Compare these blocks, unless they were compared before."""
+        """Verify these blocks, unless already verified."""
         if self._blocks is None:
             self.whole()
         assert self._blocks is not None
@@ -190,7 +190,7 @@ class CheckedFile:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any], facts: Mapping[str, str] | None = None) -> None:
-    """Write tensors of torch and text about them as safetensors that know their own checksum."""
+    """Write torch tensors, and text about them, as a safetensors file that contains its own checksum."""
     from safetensors.torch import save
 
     content = bytearray(save(dict(tensors), {**(facts or {}), CHECKSUM: BLANK}))
@@ -202,10 +202,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], facts: Mapping[str, st
 
 
 def read_tensors(path: Path, names: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, str], bool]:
-    """The tensors of torch, the text about them, and whether they had a checksum; a ValueError if it is not theirs.
+    """The torch tensors, the text about them, and whether the file had a checksum; a ValueError if it does not match.
 
-    `names` are those of the text. A file may have no checksum, since older ones have none, but nothing else in its
-    place: that would be a checksum whose name is damaged.
+    `names` are the names of the text. Older files have no checksum, but an unknown name is refused: it could be a
+    checksum with a damaged name.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -237,7 +237,7 @@ def _header(content: bytearray) -> dict[str, Any]:
 
 
 def _place_of_checksum(content: bytearray) -> int | None:
-    """Where the digits of the checksum are; None in a file that is older than checksums."""
+    """The position of the checksum's digits; None in a file that predates checksums."""
     digits = _header(content).get("__metadata__", {}).get(CHECKSUM)
     if digits is None:
         return None

@@ -20,12 +20,12 @@ class HashlensError(Exception):
     exit_code = 1
 
     def __init__(self, message: str):
-        self.message = one_line(message)  # it may name what a file from outside contains
+        self.message = one_line(message)  # it may quote the contents of an untrusted file
         super().__init__(self.message)
 
 
 def one_line(text: str) -> str:
-    """Text as one line without control characters, which a terminal would obey.
+    """Text as one line without control characters, which a terminal would execute.
 
     >>> one_line("it has\\n\\nno \\x1b[31mend\\n")
     'it has no \\\\x1b[31mend'
@@ -47,7 +47,7 @@ class DataError(HashlensError, ValueError):
 
 
 class Damaged(DataError):
-    """A file that is not what was written, or is gone."""
+    """A file that has changed since it was written, or is gone."""
 
     def __init__(self, path: Any, why: str):  # a Path or an Address
         super().__init__(f"{path} {why}")
@@ -61,7 +61,7 @@ class MismatchError(HashlensError):
 
 
 class OtherModel(MismatchError):
-    """Another model has taken over in the middle of a request, which can be repeated."""
+    """Another model has taken over during a request, which can be repeated."""
 
 
 class DivergedError(HashlensError):
@@ -73,7 +73,7 @@ class StorageError(HashlensError):
 
 
 class Unreachable(StorageError):
-    """A server that does not answer now, such as one that restarts."""
+    """A server that does not answer at the moment, for example because it is restarting."""
 
 
 class DownloadError(HashlensError):
@@ -93,12 +93,12 @@ class Stopped(HashlensError):
 
 
 def require_going(stop: Callable[[], bool]) -> None:
-    """Between two steps of work that ends in no file."""
+    """Stop if requested; called between two steps of work that writes no file."""
     if stop():
         raise Stopped("stopped; what was computed for each image is kept; rerun the same command to resume")
 
 
-EXTRAS = {  # and the modules that they install
+EXTRAS = {  # {extra: modules that it installs}
     "train": ("torch", "onnx"),
     "methods": ("sklearn", "scipy", "threadpoolctl", "numba"),
     "tune": ("optuna",),
@@ -123,17 +123,17 @@ class MissingExtra(UsageError):
 
 
 def extra_of(module: str | None) -> str | None:
-    """The extra that installs a module, if one does."""
+    """The extra that installs a module, if any."""
     return next((extra for extra, modules in EXTRAS.items() if module in modules), None)
 
 
 def to_install(extra: str | None) -> str:
     """The command that adds an extra to this installation.
 
-    pip and uv complete the hashlens that is installed, from a wheel or a clone, and ask no registry for it. Where
-    nothing is installed, as with PYTHONPATH, the source is named.
+    pip and uv complete the installed hashlens, whether from a wheel or a clone, without asking a registry for it. If it
+    is not installed, as with PYTHONPATH, the command names the source.
     """
-    from importlib import metadata  # slow, and for messages only
+    from importlib import metadata  # slow import, for messages only
 
     try:
         metadata.distribution("hashlens")
@@ -144,7 +144,7 @@ def to_install(extra: str | None) -> str:
 
 
 def require(*modules: str, why: str = "this") -> None:
-    """Refuse at once what would fail for a missing module only after hours of work."""
+    """Refuse early if a module is missing, rather than failing after hours of work."""
     for module in modules:
         if find_spec(module) is None:
             raise MissingExtra(module, why)

@@ -20,7 +20,7 @@ from hashlens.addresses import Address, Place
 from hashlens.errors import Busy, StorageError, UsageError
 
 LOCK = ".hashlens.lock"
-LATEST = 2**63 - 1  # nanoseconds since 1970, in the year 2262, that an index can hold; a disk has later ones
+LATEST = 2**63 - 1  # nanoseconds since 1970 (year 2262) that fit an index; disks allow later times
 
 
 def cache_dir() -> Path:
@@ -33,7 +33,7 @@ def cache_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """Where what a person decided is kept, which no cache may lose; HASHLENS_CACHE moves it too."""
+    """The folder for users' decisions, which must outlive caches; HASHLENS_CACHE moves it too."""
     if os.environ.get("HASHLENS_CACHE"):
         return Path(os.environ["HASHLENS_CACHE"]) / "state"
     import platformdirs
@@ -50,7 +50,7 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def is_utf8(text: str) -> bool:
-    """File names are bytes on most systems; one that is not UTF-8 cannot be stored in a table."""
+    """Whether a file name, which on most systems is bytes, is UTF-8 and so fits a table."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -69,7 +69,7 @@ def shown(path: str) -> str:
 
 
 def why_not(error: OSError) -> str:
-    """Why a file cannot be read, in a few words; a store has no numbers of errors."""
+    """Why a file cannot be read, in a few words; stores have no error numbers."""
     kinds = {FileNotFoundError: "no such file", PermissionError: "permission denied"}
     return error.strerror or kinds.get(type(error), type(error).__name__)
 
@@ -80,7 +80,7 @@ def quoted(path: str | os.PathLike[str]) -> str:
 
 
 def without_secrets(address: str) -> str:
-    """The address of an engine as a shell takes it; one that may contain a password is not shown."""
+    """The address of an engine, quoted for the shell; hidden if it may contain a password."""
     return "ADDRESS" if "@" in address or "password" in address.lower() else quoted(address)
 
 
@@ -90,7 +90,7 @@ def sha256(path: Path) -> str:
 
 
 def size_and_mtime(path: str) -> tuple[int, int]:
-    """What tells whether a file has changed; zeros if there is none."""
+    """Size and mtime, which tell whether a file has changed; zeros if it is missing."""
     try:
         status = os.stat(path)  # noqa: PTH116 - a third of the time of a Path
     except (OSError, ValueError):
@@ -102,7 +102,7 @@ def size_and_mtime(path: str) -> tuple[int, int]:
 def replacing(path: Place) -> Iterator[Path]:
     """A temporary path beside `path`: renamed to it when the block succeeds, deleted when it fails.
 
-    What is written to an address is put there at once when the block succeeds.
+    At an address, the content is uploaded as a whole when the block succeeds.
     """
     if isinstance(path, Address):
         with tempfile.TemporaryDirectory() as scratch:
@@ -161,7 +161,7 @@ def storage_errors(path: Place) -> Iterator[None]:
             errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
             errno.EEXIST: "a file with that name exists; choose another path",
         }
-        # numpy says only "601 requested and 207 written" when a disk is full
+        # numpy only says "601 requested and 207 written" when a disk is full
         number = errno.ENOSPC if error.errno is None and str(error).endswith(" written") else error.errno
         if number not in reasons:
             raise
@@ -182,7 +182,7 @@ def require_own(folder: Place, signs: Sequence[str], what: str, option: str = "-
 def require_kind(path: Path, begins: bytes, what: str) -> None:
     """Refuse to replace a file that does not start with `begins`; an empty one may be replaced."""
     found = b""
-    with suppress(OSError):  # it cannot be written either, which is reported then
+    with suppress(OSError):  # then writing fails too, and is reported
         if path.is_file():  # reading a pipe would block
             with path.open("rb") as file:
                 found = file.read(len(begins))
@@ -192,7 +192,7 @@ def require_kind(path: Path, begins: bytes, what: str) -> None:
 
 def require_room(folder: Place, n_bytes: int, what: str) -> None:
     """Refuse before the work starts if the disk of `folder` has less than `n_bytes` free."""
-    if isinstance(folder, Address):  # a store does not say
+    if isinstance(folder, Address):  # stores do not tell
         return
     if (free := free_bytes(folder)) < n_bytes:
         cached = folder.absolute().is_relative_to(cache_dir().absolute())
@@ -204,16 +204,16 @@ def require_room(folder: Place, n_bytes: int, what: str) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """On the disk of a folder that need not exist yet."""
+    """Free bytes on the disk of a folder, which need not exist yet."""
     existing = next(place for place in [folder.absolute(), *folder.absolute().parents] if place.exists())
     return shutil.disk_usage(existing).free
 
 
 @contextmanager
 def alone_in(folder: Place, lock_name: str = LOCK, wait: float = 0) -> Iterator[None]:
-    """Within, no other process writes to `folder`; the lock of a process that was killed is released.
+    """Context in which no other process writes to `folder`; a killed process releases its lock.
 
-    Another process is waited for at most `wait` seconds. At an address, processes of other machines are not seen.
+    It waits for another process for at most `wait` seconds. At an address, processes on other machines are not noticed.
     """
     from filelock import FileLock, Timeout
 
@@ -236,7 +236,7 @@ def alone_in(folder: Place, lock_name: str = LOCK, wait: float = 0) -> Iterator[
         with lock:
             yield
     except BaseException:
-        with suppress(OSError):  # what failed before it wrote anything leaves nothing behind
+        with suppress(OSError):  # leave no empty folder behind after a failure
             if set(os.listdir(folder)) - set(before) == {lock_name}:  # noqa: PTH208
                 (folder / lock_name).unlink()
                 for path in created:

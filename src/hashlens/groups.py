@@ -1,6 +1,6 @@
 """Groups of images without labels: codes in, groups of similar images out, by scikit-learn's k-means on bits.
 
-This is the way from no labels to a trained model: `hashlens groups` writes the groups as a table of paths and labels, a
+This leads from no labels to a trained model: `hashlens groups` writes the groups as a table of paths and labels, a
 person corrects it, and `hashlens train` learns from it.
 """
 
@@ -22,21 +22,21 @@ from hashlens.machine import blocks
 from hashlens.progress import Progress, counted
 from hashlens.search import open_index
 
-FITTED = 50_000  # images that the groups are found on, at least; each of the others goes to the nearest group
-AT_ONCE = 4_096  # images that are put into groups at a time
+FITTED = 50_000  # minimum number of images for k-means; all others join the nearest group
+AT_ONCE = 4_096  # images assigned to groups at a time
 SHOWN = 24  # images of a group on the page
-MOST = 64  # groups, if the number is not given: nobody looks through more
-FEW = 5  # images per group that the groups are found on, at least
+MOST = 64  # default maximum of groups: nobody looks through more
+FEW = 5  # minimum number of images per group for k-means
 THUMBNAIL = 160
 
 
 @dataclass
 class Groups:
-    """Groups, the largest first; each has its images, the most typical first."""
+    """Groups, largest first; images in a group are ordered by how typical they are."""
 
     source: str
     groups: list[list[str]]
-    chosen: bool  # whether the number of groups was chosen here
+    chosen: bool  # whether the number of groups was chosen automatically
 
     @property
     def n_images(self) -> int:
@@ -99,12 +99,12 @@ def find_groups(
 
 
 def bits_of(codes: Codes) -> np.ndarray:
-    """As numbers, (n, n_bits) float32: 32 times the memory of the codes."""
+    """The bits as numbers, (n, n_bits) float32: 32 times the memory of the codes."""
     return np.unpackbits(codes.packed, axis=1)[:, : codes.n_bits].astype(np.float32)
 
 
 def usual_number(n_images: int, n_different: int) -> int:
-    """How many groups: with n images, the root of n / 2, so that groups grow as their number does.
+    """The number of groups for n images: the root of n / 2, so that their size grows like their number.
 
     >>> [usual_number(n, n) for n in (1, 20, 320, 3_000, 1_000_000)]
     [1, 3, 13, 39, 64]

@@ -1,6 +1,6 @@
-"""This machine: how to use its threads, what is installed, and what `hashlens doctor` prints.
+"""Machine: how to use its threads, what is installed, and what `hashlens doctor` prints.
 
-Python's threads run compiled code that releases the GIL; a second OpenMP beside torch's would make both slow.
+Python threads run compiled code that releases the GIL; a second OpenMP beside torch's would slow down both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import hashlens
 from hashlens.errors import EXTRAS, UsageError, to_install
 from hashlens.files import cache_dir, free_bytes
 
-if TYPE_CHECKING:  # imported where threads start: `hashlens search` needs none
+if TYPE_CHECKING:  # imported when threads start: `hashlens search` needs none
     from concurrent.futures import Future, ThreadPoolExecutor
 
 Part = TypeVar("Part")
@@ -31,7 +31,7 @@ def n_threads() -> int:
     """HASHLENS_THREADS if set, else the number of cores this process may use."""
     wanted = os.environ.get("HASHLENS_THREADS")
     if wanted is None:
-        # a container often allows fewer cores than the machine has
+        # containers often allow fewer cores than the machine has
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not wanted.isdecimal() or int(wanted) < 1:
         raise UsageError(f"HASHLENS_THREADS must be a whole number >= 1, got {wanted!r}")
@@ -39,7 +39,7 @@ def n_threads() -> int:
 
 
 def in_threads(work: Callable[[Part], Any], parts: Iterable[Part]) -> None:
-    """work(part) for all parts. Calling it from within `work` would deadlock: both use one pool of threads."""
+    """work(part) for all parts. Calling it inside `work` would deadlock, because both use one pool of threads."""
     parts = list(parts)
     if len(parts) == 1:  # waking a thread would only cost time
         work(parts[0])
@@ -48,18 +48,18 @@ def in_threads(work: Callable[[Part], Any], parts: Iterable[Part]) -> None:
 
 
 def shares(n: int) -> list[slice]:
-    """n rows cut into one part per thread."""
+    """n rows divided into one part per thread."""
     threads = n_threads()
     return [slice(a, b) for a, b in pairwise(n * i // threads for i in range(threads + 1))]
 
 
 def blocks(n: int, size: int) -> list[slice]:
-    """n rows cut into parts of `size`, the last one shorter."""
+    """n rows divided into parts of `size`; the last one may be shorter."""
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 
 def work_ahead(work: Callable[[Part], Result], parts: Iterable[Part]) -> Iterator[Result]:
-    """work(part) for each part, in order; the next parts are worked on while the caller uses the last result."""
+    """work(part) for each part, in order; the next parts are computed while the caller uses the last result."""
     from concurrent.futures import ThreadPoolExecutor
 
     threads = max(2, n_threads())
@@ -67,15 +67,15 @@ def work_ahead(work: Callable[[Part], Result], parts: Iterable[Part]) -> Iterato
     with ThreadPoolExecutor(threads, "ahead") as pool:
         for part in parts:
             pending.append(pool.submit(work, part))
-            if len(pending) > threads:  # waiting results take memory
+            if len(pending) > threads:  # finished results take memory
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
 
 
 def one_blas_thread() -> AbstractContextManager[Any]:
-    """Within, numpy multiplies matrices in the calling thread: each core has work of its own."""
-    if find_spec("threadpoolctl") is None:  # installed with the methods that multiply matrices
+    """Context in which numpy multiplies matrices in the calling thread, as each core has its own work."""
+    if find_spec("threadpoolctl") is None:  # comes with the methods that multiply matrices
         return nullcontext()
     return _blas().limit(limits=1, user_api="blas")
 
@@ -118,7 +118,7 @@ def _cpu_name() -> str:
 
 
 def _kernels() -> str:
-    """What counts bits."""
+    """The kernels that count bits."""
     from hashlens.kernels import VARIABLE, available, kernels
 
     name = kernels().name

@@ -30,7 +30,7 @@ class Progress:
 
     @contextmanager
     def bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Yields `advance(n)`."""
+        """Show a bar; yields `advance(n)`."""
         if self.quiet:
             yield lambda n: None
         elif sys.stderr.isatty() or _in_notebook():
@@ -74,7 +74,7 @@ def _in_notebook() -> bool:
 
 
 def duration(seconds: float) -> str:
-    """42 s, 3 min 5 s, 2 h 7 min."""
+    """Seconds as text, such as 42 s, 3 min 5 s, 2 h 7 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -84,7 +84,7 @@ def duration(seconds: float) -> str:
 
 
 def seconds_of(text: str) -> float:
-    """Read what `duration` writes, or shorter: 90, 90s, 10m, 1h30m.
+    """Parse the output of `duration`, or shorter forms: 90, 90s, 10m, 1h30m.
 
     >>> seconds_of("10m"), seconds_of("1h 30min"), seconds_of("90")
     (600.0, 5400.0, 90.0)

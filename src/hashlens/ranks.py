@@ -1,7 +1,7 @@
 """Ranks: the processes that torchrun starts to train one model together. A process alone is the only rank.
 
-All ranks call the same functions in the same order; each does its part of the work and gets the whole. Rank 0 alone
-writes and prints. A rank that ends, or answers to nothing for TIMEOUT seconds, ends all others with one sentence.
+All ranks call the same functions in the same order; each does its part of the work and gets the whole result. Only rank
+0 writes and prints. A rank that ends, or does not answer for TIMEOUT seconds, ends all others with one sentence.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:  # not imported at run time, so that `hashlens --help` is quic
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun
 START = "torchrun --nproc-per-node=2 -m hashlens train …"
 TIMEOUT = "HASHLENS_RANK_TIMEOUT"  # in seconds; 600 if not set
-POLITE = 3.0  # seconds in which rank 0 may say what all ranks have to say
-LOST = (  # said where the other rank could not say anything
+POLITE = 3.0  # seconds for rank 0 to report an error of all ranks first
+LOST = (  # for ranks that could not report anything themselves
     "another rank was ended or does not answer, so all ranks end; what was saved after the last epoch is kept: start"
     " all ranks again, with --resume and the run's folder"
 )
 
-_times = count()  # how often this process has joined others
+_times = count()  # counts how often this process has joined others
 
 Part = TypeVar("Part")
 
 
 class Ranks:
-    """This process as one of `size`. Alone, it sends nothing, and every method gives back what it was given."""
+    """This process as one of `size`. Alone, it sends nothing, and every method returns its input."""
 
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank, self.size = rank, size
@@ -52,7 +52,7 @@ class Ranks:
         return self.rank == 0
 
     def cuts(self, n: int) -> list[int]:
-        """Where n rows are cut, one part per rank."""
+        """The bounds that divide n rows into one part per rank."""
         return [n * i // self.size for i in range(self.size + 1)]
 
     def part(self, n: int) -> slice:
@@ -60,15 +60,15 @@ class Ranks:
         return slice(*self.cuts(n)[self.rank : self.rank + 2])
 
     def turns(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """This rank's of `parts`, dealt one by one."""
+        """This rank's share of `parts`, dealt one by one."""
         return parts[self.rank :: self.size]
 
     def any(self, flag: bool) -> bool:
-        """Whether some rank says so."""
+        """Whether the flag is set on any rank."""
         return self.each_any(flag)[0]
 
     def each_any(self, *flags: bool) -> tuple[bool, ...]:
-        """Of each flag, whether some rank says so."""
+        """For each flag, whether it is set on any rank."""
         if self.size == 1:
             return flags
         import torch.distributed as dist
@@ -79,11 +79,11 @@ class Ranks:
         return tuple(map(bool, said.tolist()))
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks are here."""
         self.any(False)
 
     def from_first(self, make: Callable[[], bytes]) -> bytes:
-        """What rank 0 makes; only there it is called."""
+        """The result of `make` on rank 0; only rank 0 calls it."""
         data = make() if self.first else b""
         if self.size == 1:
             return data
@@ -97,7 +97,7 @@ class Ranks:
         return content.cpu().numpy().tobytes()
 
     def gathered(self, array: np.ndarray | None) -> np.ndarray:
-        """The rows of all ranks, in their order; a rank without any gives None."""
+        """The rows of all ranks, in order of ranks; a rank without any passes None."""
         if self.size == 1:
             assert array is not None
             return array
@@ -114,7 +114,7 @@ class Ranks:
         return np.concatenate(found)
 
     def require_same(self, **facts: Any) -> None:
-        """Refuse ranks that were given something else than rank 0."""
+        """Refuse ranks whose facts differ from those of rank 0."""
         if self.size == 1:
             return
         first, *others = (json.loads(one.tobytes()) for one in self._exchanged(json.dumps(facts).encode()))
@@ -128,13 +128,13 @@ class Ranks:
                     )
 
     def first_with(self, mark: str) -> bool:
-        """Whether no rank before this one has the same mark."""
+        """Whether no lower rank has the same mark."""
         if self.size == 1:
             return True
         return [one.tobytes() for one in self._exchanged(mark.encode())].index(mark.encode()) == self.rank
 
     def _exchanged(self, content: bytes) -> list[np.ndarray]:
-        """What each rank has given, as uint8."""
+        """The content from each rank, as uint8."""
         import torch
         import torch.distributed as dist
 
@@ -163,7 +163,7 @@ ALONE = Ranks()
 
 
 def current() -> Ranks:
-    """This process and those that it shares a torch.distributed process group with."""
+    """The ranks of this process's torch.distributed group."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return ALONE
@@ -172,7 +172,7 @@ def current() -> Ranks:
 
 @contextmanager
 def reachable() -> Iterator[None]:
-    """Turn what torch says of a rank that cannot be reached into one sentence."""
+    """Turn torch's errors about an unreachable rank into one sentence."""
     try:
         yield
     except RuntimeError as error:
@@ -181,10 +181,10 @@ def reachable() -> Iterator[None]:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Within, this process is one of those that torchrun started; if it started none, nothing changes.
+    """Context in which this process is one of those started by torchrun; without torchrun, nothing changes.
 
-    A program may join several times, also where it has joined already. An error of one rank is said by
-    that rank, an error of all by rank 0.
+    A program may join several times, even when already joined. An error of one rank is reported by that rank, an error
+    of all by rank 0.
     """
     environment = _environment()
     if environment is None or current().size > 1:
@@ -194,12 +194,12 @@ def joined() -> Iterator[Ranks]:
     import torch
     import torch.distributed as dist
 
-    # imported later, as optimizers do, it would keep our group as a default of its functions, and with it gloo's
-    # threads, which abort a process that ends before them
+    # if imported later, as by optimizers, its default arguments would keep our group alive, and with it gloo's threads,
+    # which abort a process that ends before them
     import torch.distributed.nn.functional
 
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    # one that torchrun has set, unless the user has
+    # set by torchrun unless the user has
     os.environ.setdefault("HASHLENS_THREADS", os.environ.get("OMP_NUM_THREADS") or "1")
     backend = "gloo"
     if torch.cuda.is_available():
@@ -213,7 +213,7 @@ def joined() -> Iterator[Ranks]:
         backend = "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=_timeout())
     try:
-        # a program may join several times, and what ranks have told each other before would be taken for the present
+        # a new prefix for each join, so that old messages between ranks are not taken for new ones
         store = dist.PrefixStore(f"joined {next(_times)}", _store(rank, size, timeout))
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except RuntimeError as error:
@@ -243,25 +243,25 @@ def joined() -> Iterator[Ranks]:
 
 @cache
 def _store(rank: int, size: int, timeout: timedelta) -> Any:
-    """What all ranks can read and write, until this process ends."""
+    """A store that all ranks can read and write until this process ends."""
     from torch.distributed.rendezvous import rendezvous
 
     return next(rendezvous("env://", rank, size, timeout=timeout))[0]
 
 
 def _speaks(store: Any, rank: int) -> bool:
-    """Whether this is the rank that says what went wrong."""
+    """Whether this rank should report what went wrong."""
     until = time.monotonic() + (POLITE if rank else 0)
     try:
         while time.monotonic() < until and not store.check(["said"]):
             time.sleep(0.05)
         return store.add("said", 1) == 1
-    except RuntimeError:  # the process that keeps it is gone
+    except RuntimeError:  # the process that hosts the store is gone
         return True
 
 
 def _environment() -> dict[str, str] | None:
-    """What torchrun tells a process, if it has started more than one."""
+    """The environment set by torchrun, if it has started more than one process."""
     found = {name: os.environ[name] for name in NAMES if os.environ.get(name)}
     if not {"RANK", "WORLD_SIZE"} & found.keys() or (found.get("WORLD_SIZE") == "1" and len(found) < len(NAMES)):
         return None
@@ -285,7 +285,7 @@ def _timeout() -> int:
 
 
 def same_folder(folder: Path) -> str:
-    """The same text for all processes that see the same folder."""
+    """A text that is the same for all processes that see the same folder."""
     status = folder.stat()
     return f"{socket.gethostname()} {status.st_dev} {status.st_ino}"
 

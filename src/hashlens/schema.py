@@ -1,8 +1,8 @@
-"""Schema: a JSON value from outside in, the same value out once every name, type and range in it is known to be right.
+"""Schema: a JSON value from outside in, the same value out after checking every name, type and range in it.
 
-A schema is a constant, a type, a pattern for text, `whole(low, high)` for an integer, a list with the schema of all its
-items or, if it has not one entry, of each, a tuple of alternatives, or a dict: an object with exactly these names, of
-which `optional("name")` may be absent.
+A schema is a constant, a type, a pattern for text, `whole(low, high)` for an integer, a list (one schema for all items,
+or else one for each), a tuple of alternatives, or a dict: an object with exactly these names, of which
+`optional("name")` may be absent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def optional(name: str) -> Optional:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; a ValueError, whatever is wrong with it."""
+    """The value of a JSON text; any error is a ValueError."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -47,16 +47,16 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def load_array(file: Any, mmap_mode: Any = None) -> np.ndarray:
-    """The array of a .npy file without pickles; a ValueError, whatever is wrong with it."""
+    """The array of a .npy file without pickles; any error is a ValueError."""
     import numpy as np
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a header that only Python 2 would write is parsed in other ways
+            warnings.simplefilter("error")  # headers as written by Python 2 would be parsed differently
             found = np.load(file, mmap_mode=mmap_mode, allow_pickle=False)
     except OSError:
         raise
-    except Exception as error:  # a damaged header makes numpy raise nearly anything
+    except Exception as error:  # numpy raises nearly anything on a damaged header
         raise ValueError(f"it is not an array ({error})") from error
     if not isinstance(found, np.ndarray):
         raise ValueError("it is not an array")
@@ -64,7 +64,7 @@ def load_array(file: Any, mmap_mode: Any = None) -> np.ndarray:
 
 
 def load_table(file: Any) -> pa.Table:
-    """The table of a Parquet file, all text in it UTF-8; a ValueError, whatever is wrong with it."""
+    """The table of a Parquet file with valid UTF-8 text; any error is a ValueError."""
     import pyarrow.parquet as pq
 
     try:
@@ -73,13 +73,13 @@ def load_table(file: Any) -> pa.Table:
         _ = table.column_names
     except FileNotFoundError:
         raise
-    except Exception as error:  # a damaged file makes Arrow raise nearly anything
+    except Exception as error:  # Arrow raises nearly anything on a damaged file
         raise ValueError(" ".join(str(error).split())[:200]) from error
     return table
 
 
 def conform(value: Any, schema: Any, name: str = "it") -> Any:
-    """The value, or a ValueError that says what is wrong with it.
+    """The value if it conforms, else a ValueError that says what is wrong.
 
     >>> conform({"n": 3, "names": ["a"]}, {"n": whole(1), "names": [str], optional("why"): str})["n"]
     3

@@ -1,4 +1,4 @@
-"""Settings of methods, training and engines. Each is a dataclass field with its default, range and meaning.
+"""Settings of methods, training and engines: each is a dataclass field with a default, a range and a help text.
 
     n_anchors: int = setting(1000, "number of anchors; paper: 300", low=1, search=(100, 3000))
 
@@ -33,7 +33,7 @@ NUMBERS: dict[Any, Any] = {int: int | np.integer, float: int | float | np.intege
 class Setting:
     """One setting; `low` and `high` are allowed values, `above` and `below` are not.
 
-    `search` is what tuning tries: a tuple (from, to), on a logarithmic scale if it spans a decade, or a list of values.
+    `search` has the values for tuning: a tuple (from, to), on a logarithmic scale if it spans a decade, or a list.
     """
 
     name: str
@@ -47,24 +47,24 @@ class Setting:
     types: tuple[Any, ...] = ()
     search: tuple[float, float] | list[Any] | None = None
     part: str | None = None  # the field that it belongs to, such as training
-    published: Any = ...  # the value for the paper's tables, where it is not the default
+    published: Any = ...  # the value for the paper's tables, if not the default
 
     @property
     def range(self) -> str:
-        """ ">= 1", "> 0 and <= 0.5", "one of a, b"; empty where every value of its type will do."""
+        """ ">= 1", "> 0 and <= 0.5", "one of a, b"; empty if any value of its type is allowed."""
         if self.choices:
             return f"one of {', '.join(map(str, self.choices))}"
         return " and ".join(f"{sign} {limit:g}" for sign, _, limit in self._limits())
 
     @property
     def tuned(self) -> str:
-        """ "tuned from 0.1 to 10", "tuned over a, b"; empty where tuning leaves it alone."""
+        """ "tuned from 0.1 to 10", "tuned over a, b"; empty if it is not tuned."""
         if isinstance(self.search, tuple):
             return "tuned from {:g} to {:g}".format(*self.search)
         return f"tuned over {', '.join(map(str, self.search))}" if self.search else ""
 
     def require(self, value: Any) -> None:
-        """Refuse a value that is of another type or out of range."""
+        """Refuse a value of the wrong type or out of range."""
         if not any(_is_a(value, kind) for kind in self.types):
             raise UsageError(f"{self.name} must be {' or '.join(map(_words, self.types))}, got {value!r}")
         values = value if isinstance(value, tuple | list) else [] if value is None else [value]
@@ -79,7 +79,7 @@ class Setting:
         return [(sign, holds, limit) for sign, holds, limit in limits if limit is not None]
 
     def parse(self, text: str) -> Any:
-        """The value that a text such as 300, true, none or 512,256 stands for."""
+        """The value of a text such as 300, true, none or 512,256."""
         for kind in sorted(self.types, key=lambda kind: kind is str):  # any text is a str
             try:
                 if item := _item(kind):
@@ -87,7 +87,7 @@ class Setting:
                 return READERS.get(kind, kind)(text)
             except (KeyError, ValueError, TypeError):  # TypeError: a module cannot be given as text
                 continue
-        return text  # `require` refuses it with a sentence
+        return text  # `require` refuses it with a message
 
 
 def setting(
@@ -103,13 +103,13 @@ def setting(
     facts: dict[str, Any] = {"choices": tuple(choices) if choices else None, "search": search, "published": published}
     facts |= limits
     metadata = {"setting": Setting("", default, help, **facts)}
-    if isinstance(default, list):  # each object has its own
+    if isinstance(default, list):  # each object needs its own list
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
 def describe(cls: type) -> list[Setting]:
-    """All settings of a class, those of its nested dataclasses last."""
+    """All settings of a class, with those of nested dataclasses last."""
     own, nested = [], []
     hints = get_type_hints(cls)
     for one in fields(cls):
@@ -134,7 +134,7 @@ def check(obj: Any) -> None:
 
 
 def changed(obj: Any) -> dict[str, Any]:
-    """Settings that differ from their defaults, as JSON has them."""
+    """Settings that differ from their defaults, as JSON values."""
     known = describe(type(obj))
     values = [_plain(getattr(getattr(obj, one.part) if one.part else obj, one.name)) for one in known]
     return {one.name: value for one, value in zip(known, values, strict=True) if value != _plain(one.default)}
@@ -152,7 +152,7 @@ def parse(cls: type, texts: Iterable[str]) -> dict[str, Any]:
 
 
 def checked(cls: type, values: dict[str, Any]) -> dict[str, Any]:
-    """The same values, once each is known to `cls` and in range."""
+    """The same values, after checking that `cls` knows each and it is in range."""
     for name, value in values.items():
         find_setting(cls, name).require(value)
     return values
@@ -161,7 +161,7 @@ def checked(cls: type, values: dict[str, Any]) -> dict[str, Any]:
 def parse_for(classes: Mapping[str, type], texts: Iterable[str]) -> dict[str, dict[str, Any]]:
     """["ksh.n_anchors=300", "epochs=3"] as {"ksh": {"n_anchors": 300}, "dtsh": {"epochs": 3}}.
 
-    A name without a method is for every method that has such a setting.
+    A name without a method applies to all methods that have such a setting.
     """
     values: dict[str, dict[str, Any]] = {method: {} for method in classes}
     for text in texts:
@@ -174,13 +174,13 @@ def parse_for(classes: Mapping[str, type], texts: Iterable[str]) -> dict[str, di
             continue
         name = text.partition("=")[0]
         having = [method for method, cls in classes.items() if name in {one.name for one in describe(cls)}]
-        for method in having or list(classes)[:1]:  # where none has it, the first says so
+        for method in having or list(classes)[:1]:  # if none has it, the first raises the error
             values[method] |= parse(classes[method], [text])
     return values
 
 
 def apply(obj: T, values: Mapping[str, Any]) -> T:
-    """The same object with these settings changed, each where it belongs."""
+    """The same object with these settings changed, including those of its parts."""
     for name, value in values.items():
         part = find_setting(type(obj), name).part
         if part is None:
@@ -194,7 +194,7 @@ def find_setting(cls: type, name: str) -> Setting:
     known = {one.name: one for one in describe(cls)}
     if name not in known:
         ours = cls.__module__.startswith("hashlens.")
-        listed = cls.__module__.startswith("hashlens.hashers.") and hasattr(cls, "name")  # by hashlens methods
+        listed = cls.__module__.startswith("hashlens.hashers.") and hasattr(cls, "name")  # in `hashlens methods`
         title = getattr(cls, "name", cls.__name__) if ours else cls.__name__
         help = f"see: hashlens methods {title}" if listed else f"its settings: {', '.join(known)}"
         raise UsageError(f"{title} has no setting '{name}'{did_you_mean(name, known)}; {help}")
@@ -202,7 +202,7 @@ def find_setting(cls: type, name: str) -> Setting:
 
 
 def require_arguments(cls: type, given: Mapping[str, Any]) -> None:
-    """Refuse what the constructor of `cls` does not take, and say where a setting of one of its parts belongs."""
+    """Refuse unknown arguments of `cls`'s constructor, and say where a setting of one of its parts belongs."""
     for name in given.keys() - {one.name for one in fields(cls)}:
         part = find_setting(cls, name).part or ""
         whole = f"{cls.__name__}({part}={type(getattr(cls, part)).__name__}({name}={given[name]!r}))"
@@ -215,13 +215,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def to_json(obj: Any) -> dict[str, Any]:
-    """The settings of an object as JSON has them."""
+    """The settings of an object as JSON values."""
     values = {one.name: getattr(obj, one.name) for one in fields(obj)}
     return {name: _plain(value) for name, value in values.items()}
 
 
 def from_json(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What to construct `cls` with, from what `to_json` gave."""
+    """The constructor arguments of `cls` from the output of `to_json`."""
     hints: dict[str, Any] = get_type_hints(cls)
     if unknown := values.keys() - hints:
         raise ValueError(f"unknown setting {min(unknown)}")
@@ -241,7 +241,7 @@ def from_json(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return to_json(value)
-    if hasattr(value, "state_dict"):  # a module of the user's own, which no JSON can hold
+    if hasattr(value, "state_dict"):  # a user's own module, which does not fit into JSON
         return f"own:{type(value).__name__}"
     return value.item() if isinstance(value, np.generic) else list(value) if isinstance(value, tuple) else value
 
@@ -260,7 +260,7 @@ def _literals(hint: Any) -> tuple[Any, ...]:
 
 
 def _item(kind: Any) -> Any:
-    """The kind of the items of a list or tuple, None for other kinds."""
+    """The kind of the items of a list or tuple; None for other kinds."""
     return _kinds(get_args(kind)[0])[0] if get_origin(kind) in (list, tuple) else None
 
 

@@ -1,11 +1,11 @@
-"""Kernels: codes in blocks in, the nearest, those within a radius and counts by distance out; and images scaled.
+"""Kernels: blocks of codes in, nearest codes, codes within a radius and counts by distance out; and image scaling.
 
-core.c is compiled when hashlens is installed and picks the instructions of the processor at run time (compiled.py).
-Where there was no compiler, numpy does the same, more slowly (in_numpy.py); the tests hold both against each other.
-HASHLENS_KERNELS=numpy, plain, avx2, avx512 or neon forces one of them.
+core.c is compiled when hashlens is installed and chooses instructions for the processor at run time (compiled.py).
+Without a compiler, numpy does the same, more slowly (in_numpy.py); tests compare the two. HASHLENS_KERNELS=numpy,
+plain, avx2, avx512 or neon forces one of them.
 
-A block holds 64 codes, byte by byte: (n_blocks, n_bytes, 64) uint8, so that a vector instruction serves all of them.
-The last block is filled with zeros.
+A block holds 64 codes, byte by byte: (n_blocks, n_bytes, 64) uint8, so that one vector instruction handles all of them.
+The last block is padded with zeros.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from hashlens.kernels.compiled import Compiled
     from hashlens.kernels.in_numpy import Numpy
 
-LANES = 64  # codes of a block
+LANES = 64  # codes per block
 VARIABLE = "HASHLENS_KERNELS"
 
 
 class Rows:
-    """Codes as the kernels read them: blocks, which of them were not removed, and their ids."""
+    """Codes in the layout of the kernels: blocks, which codes were not removed, and their ids."""
 
     def __init__(self, blocks: np.ndarray, n: int, ids: np.ndarray | int):
         self.blocks = np.ascontiguousarray(blocks)  # a memory map stays one
         self.n = n
-        self._ids = ids  # ascending, or the first of consecutive ones
+        self._ids = ids  # ascending, or the first of consecutive ids
         self.alive: np.ndarray | None = None  # (n,) bool; None: all
         self.tree: Tree | None = None
         self.second: np.ndarray | None = None  # blocks of a second code of the same items
@@ -45,18 +45,18 @@ class Rows:
         return places + self._ids if isinstance(self._ids, int) else self._ids[places]
 
     def codes(self, places: np.ndarray) -> np.ndarray:
-        """(len(places), n_bytes) uint8, packed."""
+        """The packed codes at these positions, (len(places), n_bytes) uint8."""
         return from_blocks(self.blocks, places)
 
 
 class View:
-    """Some rows, whose ids ascend from one to the next, and what the compiled kernels are told about them, kept."""
+    """Several `Rows` with ascending ids, and their cached description for the compiled kernels."""
 
     def __init__(self, rows: list[Any], trees: bool | tuple[bool, ...] = True):
         self.rows = rows
-        self.trees = trees if isinstance(trees, tuple) else (trees,) * len(rows)  # whether that of each is used
-        self.most = 0.0  # blocks per query that trees may read, or else they are not worth it
-        self.n_asked = self.n_read = 0  # queries, and blocks that trees have read for them
+        self.trees = trees if isinstance(trees, tuple) else (trees,) * len(rows)  # whether each one's tree is used
+        self.most = 0.0  # blocks per query above which trees do not pay off
+        self.n_asked = self.n_read = 0  # queries, and blocks read by trees for them
 
     @cached_property
     def structs(self) -> Any:
@@ -66,16 +66,16 @@ class View:
 
     @cached_property
     def n_bytes(self) -> int:
-        """Bytes of codes that are read for a query, other than by trees."""
+        """Bytes of codes read per query, not counting trees."""
         return sum(
             rows.blocks.nbytes for rows, tree in zip(self.rows, self.trees, strict=True) if not (tree and rows.tree)
         )
 
 
 def to_blocks(packed: np.ndarray) -> np.ndarray:
-    """(n, n_bytes) uint8 as blocks."""
+    """Convert (n, n_bytes) uint8 to blocks."""
     n, n_bytes = packed.shape
-    # from the start of a line of memory, or else each row of a block would lie in two of them
+    # aligned to cache lines, so that no row of a block lies in two of them
     memory = np.zeros((-(-n // LANES) * n_bytes + 1) * LANES, np.uint8)
     blocks = memory[-memory.ctypes.data % LANES :][: len(memory) - LANES].reshape(-(-n // LANES), n_bytes, LANES)
     whole = n // LANES
@@ -86,12 +86,12 @@ def to_blocks(packed: np.ndarray) -> np.ndarray:
 
 
 def from_blocks(blocks: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """(len(places), n_bytes) uint8, packed."""
+    """The packed codes at these positions, (len(places), n_bytes) uint8."""
     return np.ascontiguousarray(blocks[places // LANES, :, places % LANES])
 
 
 def joined_blocks(parts: list[tuple[np.ndarray, int]]) -> np.ndarray:
-    """Several blocks, each with its number of codes, as one."""
+    """Several arrays of blocks, each with its number of codes, as one."""
     if not any(n % LANES for _, n in parts[:-1]):
         return np.concatenate([blocks for blocks, _ in parts])
     packed = [blocks.transpose(0, 2, 1).reshape(-1, blocks.shape[1])[:n] for blocks, n in parts]
@@ -99,12 +99,12 @@ def joined_blocks(parts: list[tuple[np.ndarray, int]]) -> np.ndarray:
 
 
 def kernels() -> Compiled | Numpy:
-    """The fastest that this machine runs, or the one that HASHLENS_KERNELS names."""
+    """The fastest kernels for this machine, or those named by HASHLENS_KERNELS."""
     return _load(os.environ.get(VARIABLE))
 
 
 def available() -> list[str]:
-    """The names that HASHLENS_KERNELS takes here, the fastest last."""
+    """The valid names for HASHLENS_KERNELS on this machine, fastest last."""
     from hashlens.kernels.compiled import levels
 
     return ["numpy", *levels()]

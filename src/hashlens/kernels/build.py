@@ -1,7 +1,7 @@
-"""core.c in, a shared library beside it out: python -m hashlens.kernels.build
+"""Build: core.c in, a shared library beside it out: python -m hashlens.kernels.build
 
-Run when the package is built, and by hand where a compiler was installed later. It needs nothing but Python and a C
-compiler (gcc or clang). The name of the library tells which source it was made from, so that an old one is never used.
+Run when the package is built, or by hand if a compiler was installed later. It needs only Python and a C compiler (gcc
+or clang). The name of the library contains a hash of its source, so that an old one is never used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-m
 
 
 def library() -> Path:
-    """Where the library for these sources is, or would be."""
+    """The path of the library for these sources, built or not."""
     check = 0
     for name in SOURCES:
         check = zlib.crc32((FOLDER / name).read_bytes(), check)
@@ -25,8 +25,8 @@ def library() -> Path:
 
 
 def compile_core() -> Path:
-    """Compile, and delete older libraries; raises OSError where that is not possible."""
-    import shlex  # not above: whoever searches asks for `library` only
+    """Compile, and delete older libraries; raises OSError if that is not possible."""
+    import shlex  # not above, because searches only need `library`
     import subprocess
     import sysconfig
     import tempfile
@@ -34,7 +34,7 @@ def compile_core() -> Path:
     made = library()
     command = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     command = [part for part in command if part != "-pthread"]
-    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:  # in one step, beside a process that has the old one loaded
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:  # in one step: another process may use the old one
         temporary = Path(folder) / made.name
         for compiler in (command, ["cc"], ["gcc"], ["clang"]):
             try:
@@ -54,7 +54,7 @@ def compile_core() -> Path:
 
 
 def clear() -> None:
-    """Delete what was compiled before."""
+    """Delete libraries compiled before."""
     for old in FOLDER.glob("core-*"):
         if old.suffix in (".so", ".dll"):
             old.unlink()

@@ -1,4 +1,4 @@
-"""The compiled kernels: what core.c exports, with arrays for pointers."""
+"""The compiled kernels: the functions of core.c, called with arrays instead of pointers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 from hashlens.kernels import LANES, Rows, View
 from hashlens.kernels.build import library
 
-FIRST_ROOM = 4_096  # hits of a radius that are written down at the first attempt
+FIRST_ROOM = 4_096  # hits within a radius that fit at the first attempt
 KINDS = {"i": c_int, "n": c_int64, "p": c_void_p}
-ARGUMENTS = {  # of the functions of core.c
+ARGUMENTS = {  # argument types of the functions in core.c
     "nearest": "ipnpniipiinnnpp",
     "within": "ippiinpp",
     "histogram": "ipnnpiip",
@@ -47,7 +47,7 @@ class RowsStruct(Structure):
 
 @cache
 def _core() -> Any:
-    """The library, or None where it was not compiled."""
+    """The library, or None if it was not compiled."""
     try:
         core = ctypes.CDLL(str(library()))
     except OSError:
@@ -61,7 +61,7 @@ def _core() -> Any:
 
 @cache
 def levels() -> dict[str, int]:
-    """Name and number of what this processor runs, the fastest last."""
+    """Names and numbers of the levels that this processor supports, fastest last."""
     core = _core()
     if core is None:
         return {}
@@ -74,11 +74,11 @@ def levels() -> dict[str, int]:
 
 
 def _address(array: np.ndarray) -> int:
-    """Where an array starts; the caller keeps the array."""
+    """The address of an array, which the caller must keep alive."""
     flags = array.flags
-    if not flags.c_contiguous:  # C would read what is not there
+    if not flags.c_contiguous:  # C would read beyond the array
         raise ValueError("the kernels take arrays in C order")
-    if flags.writeable and array.size:  # a fifth of the time of the other way, and a search takes microseconds
+    if flags.writeable and array.size:  # a fifth of the other way's time, which matters as a search takes microseconds
         buffer: Any = array
         return addressof(c_char.from_buffer(buffer))
     return array.__array_interface__["data"][0]
@@ -192,31 +192,31 @@ class Compiled:
         return _found("look_up", structs.array, query, len(query), radius, *tables)
 
     def across(self, pixels: int, width: int, rows: np.ndarray, first: np.ndarray, weights: np.ndarray) -> None:
-        """Fill rows (n, a multiple of 4, 4) from as many rows of pixels, at an address; see data/resize.py."""
+        """Fill rows (n, a multiple of 4, 4) by scaling n rows of pixels at an address; see data/resize.py."""
         given = len(rows), width, first, weights, weights.shape[1], len(first)
         _call("across", self._level, pixels, *given, rows, rows.shape[1])
 
     def down(self, rows: np.ndarray, image: np.ndarray, first: np.ndarray, weights: np.ndarray) -> None:
-        """Fill the image (size, size, 3) from such rows."""
+        """Fill the image (size, size, 3) from the output of `across`."""
         _call("down", self._level, rows, rows[0].nbytes, first, weights, weights.shape[1], len(first), image)
 
 
 def grouped(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For rows of words: the group of equal ones that each belongs to, (n,) uint32, and where each group begins."""
+    """For rows of words: the number of each row's group of equal rows, (n,) uint32, and where each group begins."""
     groups, firsts = np.empty(len(words), np.uint32), np.empty(len(words), np.uint32)
     n = _call("group", words, *words.shape, groups, firsts)
     return groups, firsts[:n].copy()
 
 
 def arrange(words: np.ndarray) -> np.ndarray:
-    """Sort rows of words in place, so that those which share many bits are side by side; returns their former rows."""
+    """Sort rows of words in place, so that rows with many common bits are adjacent; returns their former positions."""
     order = np.arange(len(words), dtype=np.uint32)
     _call("arrange", words, *words.shape, order)
     return order
 
 
 def _found(name: str, *given: Any) -> tuple[np.ndarray, np.ndarray]:
-    """What a search of unknown size finds; again if there is more than expected."""
+    """The results of a search of unknown size, repeated if there are more than expected."""
     room = FIRST_ROOM
     while True:
         distances, ids = np.empty(room, np.uint16), np.empty(room, np.int64)

@@ -1,4 +1,4 @@
-"""The kernels in numpy: what the compiled ones are tested against, and what is used where nothing was compiled."""
+"""The kernels in numpy: the reference for tests of the compiled ones, and the fallback without them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from hashlens.kernels import LANES, Rows, View
 
-BLOCKS = 16_384  # whose distances are counted at once
+BLOCKS = 16_384  # blocks per count of distances
 
 
 class Numpy:
@@ -26,9 +26,9 @@ class Numpy:
         seconds: np.ndarray | None = None,
         second_bits: int = 0,
     ) -> int:
-        """The nearest k of each query, (n_queries, k), in one of `n_shares` shares of the rows; -1 after the last.
+        """The nearest k of each query, (n_queries, k), in one of `n_shares` shares of the rows; padded with -1.
 
-        With second codes of the queries, a distance is that of the first times second_bits + 1 plus that of the second.
+        If queries have second codes, a distance is first * (second_bits + 1) + second.
         """
         k, width = distances.shape[1], second_bits + 1 if seconds is not None else 1
         distances[:], ids[:] = -1, -1
@@ -47,7 +47,7 @@ class Numpy:
                 theirs.append(rows.ids(places))
             d = np.concatenate(apart)
             counts = np.bincount(d, minlength=(n_bits + 1) * width)
-            limit = np.searchsorted(np.cumsum(counts), k)  # nothing farther is among the nearest
+            limit = np.searchsorted(np.cumsum(counts), k)  # nothing farther can be among the nearest k
             near = np.flatnonzero(d <= limit)
             best = near[np.argsort(d[near], kind="stable")[:k]]
             distances[row, : len(best)], ids[row, : len(best)] = d[best], np.concatenate(theirs)[best]
@@ -78,7 +78,7 @@ class Numpy:
         found: np.ndarray,  # (q, c) int64
         precision_sum: np.ndarray,  # (q,) float64
     ) -> None:
-        """What a ranking by (distance, place) is worth to each query; see codes/hamming.py."""
+        """Count the items and hits of each query's ranking by (distance, position); see codes/hamming.py."""
         rows = Rows(blocks, n, 0)
         for i, query in enumerate(queries):
             d, _ = _distances(rows, 0, len(blocks), query)
@@ -102,7 +102,7 @@ class Numpy:
         starts: np.ndarray,
         places: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The same as `within`, from the tables of index/radius.py."""
+        """The same as `within`, using the tables of index/radius.py."""
         pieces = np.pad(query, (0, len(query) % 2)).view(np.uint16)
         found = [np.empty(0, np.uint32)]
         for piece in np.flatnonzero(radii >= 0):
@@ -118,7 +118,7 @@ class Numpy:
 
 
 def _distances(rows: Rows, begin: int, end: int, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distances and places of the codes of some blocks that were not removed, by place."""
+    """Distances and positions of the codes of some blocks that were not removed, ordered by position."""
     d = np.empty((end - begin, LANES), np.uint16)
     for start in range(begin, end, BLOCKS):
         chunk = rows.blocks[start : min(start + BLOCKS, end)]
