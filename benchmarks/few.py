@@ -21,7 +21,7 @@ from hashlens.features.extractor import image_features
 from hashlens.files import write_json
 from hashlens.hashers.methods import hasher_class
 from hashlens.progress import Progress
-from hashlens.results.figures import INK, decorate, save_figure, series_style
+from hashlens.results.figures import INK, decorate, label_lines, save_figure, series_style
 from hashlens.results.tables import method_name
 
 OUT = Path(__file__).parent / "results" / "few.json"
@@ -58,17 +58,19 @@ def main() -> None:
 def draw(found: dict[str, Any]) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.6), facecolor="white", layout="constrained")
+    figure = Figure(figsize=(10, 3.6), facecolor="white", layout="constrained")
     for axes, data in zip(figure.subplots(1, 2), DATA, strict=True):
         decorate(axes, data, "training images per class", f"MAP, {N_BITS} bits", INK)
+        ends = []
         for place, method in enumerate(METHODS):
             maps = np.array([found[data][method][str(n)] for n in PER_CLASS])
             style = series_style(place, method_name(method))
+            ends.append(((PER_CLASS[-1], maps[-1].mean()), style))
             axes.errorbar(PER_CLASS, maps.mean(1), maps.std(1, ddof=1), capsize=2, **style)
         axes.set_xscale("log", base=2)
         axes.set_xticks(PER_CLASS, [str(n) for n in PER_CLASS])
         axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8)
+        label_lines(axes, ends)
     save_figure(figure, FIGURE)
 
 

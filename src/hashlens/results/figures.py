@@ -170,7 +170,7 @@ def map_figure(result: Mapping[str, Any], ink: str = INK) -> Figure:
         _not_too_near(axes)
     if len(kinds) == 1:
         ends = [(map_line(row), _style(result, row["method"])) for row in result["rows"]]
-        _label_lines(axes, [(line[-1][:2], style) for line, style in ends if line])
+        label_lines(axes, [(line[-1][:2], style) for line, style in ends if line])
     return figure
 
 
@@ -190,7 +190,7 @@ def plot_map(result: Mapping[str, Any], axes: Axes | None = None) -> Axes:
     axes.set_xticks(result["bits"])
     if own:
         lines = [(map_line(row), series_style(place, row_label(row))) for place, row in enumerate(result["rows"])]
-        _label_lines(axes, [(line[-1][:2], style) for line, style in lines if line])
+        label_lines(axes, [(line[-1][:2], style) for line, style in lines if line])
     else:
         axes.legend(frameon=False, fontsize=9)
     return axes
@@ -276,7 +276,7 @@ def _methods_figure(
     return figure
 
 
-def _label_lines(axes: Axes, ends: Sequence[tuple[tuple[float, float], Mapping[str, Any]]]) -> None:
+def label_lines(axes: Axes, ends: Sequence[tuple[tuple[float, float], Mapping[str, Any]]]) -> None:
     """The label of each line beside its last point; those that would touch are moved apart and joined to it."""
     low, high = axes.get_ylim()
     ends = sorted(ends, key=lambda end: end[0][1])
