@@ -70,6 +70,10 @@ class Browser:
             self.requests.append(params["request"]["url"])
         elif message.get("method") == "Runtime.exceptionThrown":
             self.messages.append(json.dumps(params["exceptionDetails"])[:500])
+        elif message.get("method") == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
+            self.messages.append(
+                " ".join(str(one.get("value", one.get("description"))) for one in params["args"])[:500]
+            )
         elif message.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
             self.messages.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
 

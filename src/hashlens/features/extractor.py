@@ -157,7 +157,7 @@ def extractor(kind: str) -> Extractor:
         from hashlens.features.gist import SIZE, VERSION, describe
 
         return Extractor(lambda: describe, SIZE, lambda: f"{GIST} {VERSION} {SIZE}")
-    require("torch", why=f"a model on {kind} features (unless it is exported)")
+    require("torch", why=f"computing {kind} features (except by an exported model)")
     import torch
 
     from hashlens.features.networks import build_blocks
