@@ -1,1 +1,1 @@
-"""Results: codes and labels in; scores, tables, figures and reports out."""
+"""Results: codes and labels in, scores, tables, figures and reports out."""

@@ -1,8 +1,8 @@
-"""Figures: numbers in; PNG, SVG and PDF files, or SVG text to put into a page, out.
+"""Figures: numbers in, PNG, SVG and PDF files, or SVG text for a page, out.
 
 A method has the same colour, dashes and marker in every panel, and no two of up to 36 methods share their dashes and
-marker, so that lines can be told apart without colour. Figures for files are made with matplotlib's objects and not
-with pyplot, which keeps every figure in a global list.
+marker, so that lines are distinguishable without colour. Figures for files are made with matplotlib's objects, not with
+pyplot, which keeps every figure in a global list.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ INK, GREY, BLUE = "#1f2328", "#59636e", "#0969da"
 PAGE_INK, PAGE_ACCENT = "#010203", "#040506"
 DPI = 200
 
-# The lengths of the three lists have no common divisor, so that only 252 methods later one looks like another.
+# The lengths of the three lists have no common divisor, so that a look only repeats after 252 methods.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07d00", "#3a96d0", "#7f7f7f")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p")
 DASHES: tuple[Any, ...] = ("solid", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 
-# The columns of metrics.csv that are drawn over the epochs, with the titles of their panels.
+# The columns of metrics.csv to draw over the epochs, with the titles of their panels.
 CURVES = {
     "loss": "Loss",
     "active": "Active triplets",
@@ -85,12 +85,12 @@ def curve(metrics: Sequence[Mapping[str, Any]], column: str) -> tuple[list[float
 
 
 def _float(value: Any) -> float:
-    # The csv module reads text, and an empty cell is empty text.
+    # The csv module reads text; empty cells are empty text.
     return float(value) if value not in (None, "") else float("nan")
 
 
 def _line(axes: Axes, x: Sequence[float], y: Sequence[float], color: str) -> None:
-    # Points show where few values were measured; on a long line they would only thicken it.
+    # Points are useful if there are few values; on a long line they would only thicken it.
     axes.plot(x, y, color=color, linewidth=1.8, marker="o" if len(x) <= 20 else "", markersize=4)
     axes.set_ylim(0, max(*y, 0) * 1.08 or 1)
 
@@ -132,7 +132,7 @@ def svg_line(
 
 
 def write_figures(out: Path, result: Mapping[str, Any]) -> list[Drawing]:
-    """Write the figures of a comparison as files, and give them for the report."""
+    """Write the figures of a comparison as files, and return them for the report."""
     title = "MAP against the number of bits"
     words = in_words(title, {row_label(row): map_line(row) for row in result["rows"]}, length_name)
     figures: dict[str, tuple[str, Callable[..., Figure], str]] = {"map": (title, map_figure, words)}
@@ -155,7 +155,7 @@ def map_figure(result: Mapping[str, Any], ink: str = INK) -> Figure:
     figure = _methods_figure(len(kinds), 1, 4.2, result, ink, legend=len(kinds) > 1)
     deviate = any(deviation for row in result["rows"] for _, _, deviation in map_line(row))
     x_label = "bits (bars: standard deviation)" if deviate else "bits (one run each, so no deviation)"
-    panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]  # heights are compared across panels
+    panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]  # one scale for all panels
     for kind, axes in zip(kinds, panels, strict=True):
         decorate(axes, kind, x_label, "MAP" if kind == kinds[0] else "", ink)
         for row in result["rows"]:
@@ -166,7 +166,7 @@ def map_figure(result: Mapping[str, Any], ink: str = INK) -> Figure:
                     hollow = style | {"linestyle": "", "markerfacecolor": "none", "markersize": 8, "label": None}
                     axes.plot(*zip(*points, strict=True), **hollow)
         axes.set_xticks(result["bits"])
-        axes.margins(y=0.08)  # not from 0: many methods are near each other, far above it
+        axes.margins(y=0.08)  # not from 0, because many methods are close together far above 0
         _not_too_near(axes)
     if len(kinds) == 1:
         ends = [(map_line(row), _style(result, row["method"])) for row in result["rows"]]
@@ -177,7 +177,7 @@ def map_figure(result: Mapping[str, Any], ink: str = INK) -> Figure:
 def plot_map(result: Mapping[str, Any], axes: Axes | None = None) -> Axes:
     """MAP against the number of bits on the given axes or new ones, a line per method and kind of features.
 
-    On new axes the lines are labelled at their ends, on given ones in a legend.
+    On new axes the lines are labelled at their ends, on existing ones in a legend.
     """
     own = axes is None
     if axes is None:
@@ -207,11 +207,11 @@ def precision_recall_figure(result: Mapping[str, Any], ink: str = INK) -> Figure
         for row in result["rows"]:
             curve = row["lengths"][bits[j]]["pr_curve"]
             if row["features"] == kinds[i] and curve:
-                # without radii where nothing is found, so that precision is not defined
+                # without radii where nothing is found and precision is undefined
                 points = [(r, p) for r, p in zip(curve["recall"], curve["precision"], strict=True) if r > 0]
-                # the same distance on the line between markers, whatever the number of radii
+                # equal distances between markers along the line, for any number of radii
                 axes.plot(*zip(*points, strict=True), markevery=0.15, **_style(result, row["method"]))
-        # each panel has its own upper end, or weak features would be a thin band
+        # each panel has its own upper limit, or weak features would be a thin band
         top = max((max(line.get_ydata()) for line in axes.lines), default=1)
         axes.set(xlim=(0, 1.02), ylim=(0, min(1.02, 1.1 * top)))
     return figure
@@ -239,19 +239,19 @@ def ablation_figure(title: str, x_label: str, lines: Mapping[str, Line], *paths:
 
 
 def map_line(row: Mapping[str, Any]) -> Line:
-    """Of a row of a comparison: the lengths that are finished."""
+    """The line of a row of a comparison: its finished lengths."""
     at = row["lengths"].items()
     return [(int(n), one["map"], one["map_deviation"] or 0.0) for n, one in at if one["map"] is not None]
 
 
 def printed_points(row: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """The printed numbers of a row that are of the same images and features."""
+    """The printed numbers of a row for the same images and features."""
     printed = [(int(n), one.get("printed")) for n, one in row["lengths"].items()]
     return [(n, one["map"]) for n, one in printed if one and one["comparable"]]
 
 
 def in_words(title: str, lines: Mapping[str, Line], name: Callable[[float], str] = "{:g}".format) -> str:
-    """What a figure of MAP shows, for screen readers."""
+    """A figure of MAP in words, for screen readers."""
     said = [
         f"{label} " + ", ".join(f"{y:.3f} at {name(x)}" for x, y, _ in points)
         for label, points in lines.items()
@@ -263,7 +263,7 @@ def in_words(title: str, lines: Mapping[str, Line], name: Callable[[float], str]
 def _methods_figure(
     columns: int, rows: int, side: float, result: Mapping[str, Any], ink: str, legend: bool = True
 ) -> Figure:
-    """Room for panels, and at the right a legend of all methods that have a line, best first."""
+    """A figure with room for panels and, at the right, a legend of all methods with a line, best first."""
     from matplotlib.lines import Line2D
 
     figure = _new_figure(side * columns + 1.4, max(0.85 * side * rows, 0.19 * len(result["methods"])) + 0.3)
@@ -271,13 +271,13 @@ def _methods_figure(
         return figure
     ranked = sorted((row for row in result["rows"] if row["mean_map"] is not None), key=lambda row: -row["mean_map"])
     lines = [Line2D([], [], **_style(result, method)) for method in dict.fromkeys(row["method"] for row in ranked)]
-    # lines that are long enough to show the dashes
+    # lines long enough to show the dashes
     figure.legend(handles=lines, loc="outside right upper", frameon=False, fontsize=9, handlelength=3.6, labelcolor=ink)
     return figure
 
 
 def label_lines(axes: Axes, ends: Sequence[tuple[tuple[float, float], Mapping[str, Any]]]) -> None:
-    """The label of each line beside its last point; those that would touch are moved apart and joined to it."""
+    """Label each line beside its last point; labels that would touch are moved apart and connected to it."""
     low, high = axes.get_ylim()
     ends = sorted(ends, key=lambda end: end[0][1])
     heights = [(y - low) / (high - low) for (_, y), _ in ends]
@@ -297,19 +297,19 @@ def label_lines(axes: Axes, ends: Sequence[tuple[tuple[float, float], Mapping[st
 
 
 def _style(result: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """A method looks the same in every panel."""
+    """The style of a method, the same in every panel."""
     return series_style(result["methods"].index(method), method_name(method))
 
 
 def _plot(axes: Axes, points: Line, style: Mapping[str, Any]) -> None:
     if points:
         x, y, deviations = zip(*points, strict=True)
-        bars = deviations if any(deviations) else None  # one seed has none
+        bars = deviations if any(deviations) else None  # a single seed has none
         axes.errorbar(x, y, yerr=bars, capsize=3, elinewidth=1, **style)
 
 
 def series_style(place: int, label: str) -> dict[str, Any]:
-    """The look of one of several lines."""
+    """The style of one of several lines."""
     return {
         "color": COLOURS[place % len(COLOURS)],
         "marker": MARKERS[place % len(MARKERS)],
@@ -337,7 +337,7 @@ def _new_figure(width: float, height: float) -> Figure:
 
 
 def _layout() -> LayoutEngine:
-    """Room around the panels."""
+    """The layout, with room around the panels."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     return ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
@@ -355,7 +355,7 @@ def decorate(axes: Axes, title: str, x_label: str, y_label: str, ink: str) -> No
 
 
 def save_figure(figure: Figure, *paths: Path) -> None:
-    """Write PNG, SVG or PDF files, by the ends of their names; equal figures are equal files."""
+    """Write PNG, SVG or PDF files, chosen by suffix; equal figures give equal files."""
     # without versions and dates
     metadata: dict[str, Any] = {
         ".png": {"Software": None},
@@ -380,12 +380,12 @@ def svg_text(figure: Figure) -> str:
 
 
 def svg_element(figure: Figure, name: str, text: str) -> str:
-    """A figure that was drawn with PAGE_INK as an `<svg>` element for a page; `name` and `text` as in `svg_line`."""
+    """A figure drawn with PAGE_INK as an `<svg>` element for a page; `name` and `text` as in `svg_line`."""
     figure.patch.set_visible(False)
     for axes in figure.axes:
         axes.patch.set_visible(False)
     svg = svg_text(figure)
-    svg = svg[svg.index("<svg") :]  # HTML wants no XML declaration and no doctype here
+    svg = svg[svg.index("<svg") :]  # without XML declaration and doctype, which do not belong inside HTML
     # Inside a page, matplotlib's style element would apply to the whole page.
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)

@@ -11,7 +11,7 @@ ties      "stable": database order inside a distance. "expected": the exact mean
 divisor   "found": relevant items among the first topk (0 / 0 is 0), the papers' choice; not monotone: one
           more hit can lower it. "min": the smaller of topk and all relevant items. "all": all of them.
 empty     "skip": a query without a relevant item in the database is left out of the mean. "skip-no-hit": so is one
-          without a hit among the first topk (where ties are not "stable": without one in any order).
+          without a hit among the first topk (unless ties are "stable": in any order).
           "zero": none is left out.
 
 The same `empty` applies to precision, recall and look-ups, where "skip-no-hit" acts as "skip".
@@ -95,8 +95,8 @@ class Ranking:
     stable_hits_at: np.ndarray  # (q, len(at)) int64, relevant items among the first N in the stable order
     stable_found: np.ndarray  # (q,) int64, the same for topk
     stable_sum: np.ndarray  # (q,) float64, sum of P(i) rel_i in the stable order
-    unlearned: "Ranking | None" = None  # the same queries among items that were not learned from; see `_unlearned`
-    both: "Ranking | None" = None  # with ties ordered by the second code; only what the stable order needs is right
+    unlearned: "Ranking | None" = None  # the same queries among items not used in training; see `_unlearned`
+    both: "Ranking | None" = None  # ties ordered by the second code; only valid for the stable order
     second: "Ranking | None" = None  # by the second code alone
 
     @property
@@ -131,7 +131,7 @@ class Ranking:
         return ap
 
     def random(self) -> "Ranking":
-        """What constant codes would give, all items at one distance: its tie-aware MAP is that of a random ranking."""
+        """The ranking by constant codes, all items at one distance: its tie-aware MAP is that of a random ranking."""
         return replace(self, items=self.items.sum(axis=1, keepdims=True), hits=self.hits.sum(axis=1, keepdims=True))
 
     def mean_average_precision(self, definition: MapDefinition | None = None) -> float:
@@ -252,12 +252,12 @@ def _by_both(ranking: Ranking, query: Codes, database: Codes, query_labels: Labe
 def _unlearned(
     query: Codes, database: Codes, query_labels: Labels, database_labels: Labels, kept: np.ndarray, topk: int | None
 ) -> Ranking | None:
-    """Each query among all items that were not learned from: the `kept` ones of the database and the other queries.
+    """Rank for each query all items not used in training: the `kept` ones of the database and the other queries.
 
     The usual split trains on its whole database, whose codes a method can simply memorise. Holding out a part of it
-    would take labelled images away from the model that the user keeps, while queries are held out anyway: so they
-    search each other, at no cost. Each query stands at distance 0 from itself and is taken out there, which leaves the
-    counts right for every definition but "stable". None if no query has a relevant item among them.
+    would take labelled images away from the user's model. Queries are held out anyway, so they search each other, at no
+    cost. Each query is at distance 0 from itself and is subtracted there, which keeps the counts right for every
+    definition but "stable". None if no query has a relevant item among them.
     """
     codes = Codes(np.concatenate([database.packed[kept], query.packed]), query.n_bits)
     labels = Labels(np.concatenate([database_labels.values[kept], query_labels.values]), database_labels.names)
@@ -274,7 +274,7 @@ class Metric:
     key: str
     title: str
     help: str
-    function: Callable[..., float | None]  # of a Ranking and, where there is an argument, its number
+    function: Callable[..., float | None]  # takes a Ranking and, if there is an argument, its number
     argument: str = ""
     column: bool = True  # whether comparisons show it beside MAP
 
@@ -308,7 +308,7 @@ def _within(place: int) -> Callable[[Ranking, int], float]:
     return lambda ranking, n: ranking.lookup(n)[place]
 
 
-# Everything that reports a score reads this table: evaluate, tables, CSV and report. {n} is the number.
+# This table defines all reported scores: evaluate, tables, CSV and report. {n} is the number.
 METRICS = (
     Metric("map", "MAP", "Mean average precision.", _map("stable")),
     Metric("map_tie_aware", "Tie-aware MAP", "Expected MAP over all orders of equal distances.", _map("expected")),
@@ -385,7 +385,7 @@ def evaluate_with_ranking(
     learned: np.ndarray | None = None,
     numbers: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[dict[str, Any], Ranking]:
-    """What `evaluate_codes` gives, and the ranking that it comes from."""
+    """The result of `evaluate_codes`, and its ranking."""
     if unknown := set(numbers or ()) - set(NUMBERS):
         raise UsageError(f"there is no metric with the argument {unknown.pop()}; choose from {', '.join(NUMBERS)}")
     n_database = len(given[1])
@@ -417,7 +417,7 @@ def evaluate_with_ranking(
 
 
 def mean_scores(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Means over several runs of what comparisons show, and the deviation of both MAPs if there are two or more."""
+    """Means over several runs of the columns of comparisons, and the deviations of both MAPs for two or more runs."""
 
     def values(key: str) -> list[float]:
         return [scores[key] for scores in runs if scores[key] is not None]
@@ -429,7 +429,7 @@ def mean_scores(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 
 def _per_class(ap: np.ndarray, labels: Labels) -> dict[str, float]:
-    """Mean of the queries of each class; empty for label sets, where a query belongs to several."""
+    """Mean over the queries of each class; empty for label sets, where a query belongs to several."""
     if labels.multi:
         return {}
     kept = ~np.isnan(ap)
@@ -446,7 +446,7 @@ def _require_some(kept: np.ndarray) -> np.ndarray:
 
 def _label_words(labels: Labels) -> np.ndarray:
     if labels.multi:
-        return Codes.from_relaxed(labels.values).words()  # a set of labels packs like a code
+        return Codes.from_relaxed(labels.values).words()  # a label set is packed like a code
     return labels.values.astype(np.uint64)[:, None]
 
 

@@ -1,4 +1,4 @@
-"""Published numbers: a protocol, a method, a length and features in; the printed MAP and where it is printed out."""
+"""Published numbers: a protocol, a method, a length and features in, the printed MAP and its source out."""
 
 import tomllib
 from functools import cache
@@ -17,9 +17,9 @@ def published(
 ) -> dict[str, Any] | None:
     """The MAP printed in PAPER: {"map", "source", "comparable"}; None if there is none for this protocol and length.
 
-    `features` are the fixed features or the backbone that codes were learned on. A number printed for the same ones is
-    comparable; without one, that of the most similar features is given and marked as not comparable. So is a number
-    for another database size than `n_searched`, where the paper's is known.
+    `features` are the fixed features or the backbone that codes were learned on. A number printed for the same features
+    is comparable; otherwise that of the most similar features is returned and marked as not comparable. So is a number
+    for a database size other than `n_searched`, if the paper's is known.
     """
     length = str(n_bits)
     printed = [entry for entry in printed_numbers().get(protocol, {}).get(method, []) if length in entry["map"]]

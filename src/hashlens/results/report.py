@@ -1,6 +1,6 @@
 """Reports: the result of a run, a comparison or a reproduction in, one HTML file that needs no network out.
 
-All choosing and formatting is done here and in the tables; the templates only do the layout.
+All selection and formatting is done here and in the tables; templates only do the layout.
 """
 
 import base64
@@ -29,7 +29,7 @@ PROTOCOL = {
     "split_hash": "Split hash",
     "seed": "Split seed",
 }
-MAX_ROWS = 20  # of the table below a plot
+MAX_ROWS = 20  # in the table below a plot
 Points = Sequence[tuple[float, float]]
 
 
@@ -116,7 +116,7 @@ def _headline(result: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def _split_scores(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Means over several splits, if there are."""
+    """Means over several splits, if there are several."""
     over, n = result.get("over_splits"), len(result.get("splits", ()))
     for key, title in {"map": "MAP", "map_unlearned": "MAP, unlearned"}.items():
         if over and over[key] is not None:
@@ -128,7 +128,7 @@ def _split_scores(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _scores(scores: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Title, value and explanation of every score beside the headline."""
+    """Title, value and explanation of every score except the headline."""
     if "triplets_right" in scores:
         yield "Held-out triplets right", f"{scores['triplets_right']:.3f}", TRIPLETS
     for key, metric, title, explained in titled(scores):
@@ -138,7 +138,7 @@ def _scores(scores: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 def _result_plots(scores: Mapping[str, Any]) -> Iterator[Drawing]:
     if curves := scores.get("pr_curve"):
-        # in the order of growing radius: several radii may have the same recall
+        # ordered by radius, because several radii may have the same recall
         points = list(zip(curves["recall"], curves["precision"], strict=True))
         yield _plot("pr-curve", "Precision and recall", "recall", "precision", points, "unit")
     at = [(int(key.rpartition("_")[2]), scores[key]) for key, m, *_ in titled(scores) if m.key == "precision_at"]
@@ -163,7 +163,7 @@ def _plot(name: str, title: str, x_name: str, y_name: str, points: Points, scale
 
 
 def _ends(y_name: str, x_name: str, points: Points) -> str:
-    """What the line does, in words: where it starts, where it ends, and its extremes if they lie between."""
+    """The line in words: where it starts and ends, and its extremes if they lie between."""
     (first_x, first), (last_x, last) = points[0], points[-1]
     if len(points) == 1:
         return f"{y_name} {first:.3g} at {x_name} {first_x:.4g}."
@@ -176,9 +176,9 @@ def _ends(y_name: str, x_name: str, points: Points) -> str:
 
 
 def _data_uri(image: Image, size: int = 192) -> str:
-    """The image as text for `src`, at most twice as large as it is shown."""
+    """The image as text for `src`, at most twice the size shown."""
     image = image.convert("RGB")
-    # a small image is kept pixel for pixel; a photograph as PNG would make the page several times larger
+    # small images keep every pixel; photographs as PNG would make the page several times larger
     kind, options = ("png", {}) if max(image.size) <= 64 else ("jpeg", {"quality": 85})
     image.thumbnail((size, size))
     file = io.BytesIO()

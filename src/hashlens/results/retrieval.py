@@ -1,4 +1,4 @@
-"""Retrieval: codes of queries and of a database in; the nearest images of a few queries, and a figure of them, out.
+"""Retrieval: codes of queries and of a database in, the nearest images of a few queries and a figure of them out.
 
 Right and wrong differ in three ways, so that they can be told apart without colour: a solid green frame and a check
 mark against a dashed red frame and a cross. The signs are drawn as lines, because fonts may lack them.
@@ -32,7 +32,7 @@ EXAMPLES, NEAREST = 10, 10  # rows and columns of the figure
 
 @dataclass(frozen=True)
 class Neighbours:
-    """One query and its nearest images; `right` is whether they share its label, None where there are no labels."""
+    """One query and its nearest images; `right` is whether they share its label, None without labels."""
 
     query: Image
     query_label: str
@@ -46,7 +46,7 @@ class Neighbours:
 def nearest(query: Codes, database: Codes, source: Source, protocol: Protocol) -> list[Neighbours]:
     """The nearest images of a few queries: the first query of each of the first classes, whatever its score.
 
-    Without queries, a few images of the database are looked up, and what is found is not called right or wrong.
+    Without queries, a few images of the database are searched for, and results are not marked right or wrong.
     """
     labelled = len(query) > 0
     asked, query = (protocol.query, query) if labelled else (protocol.database, database)
@@ -78,12 +78,12 @@ def nearest(query: Codes, database: Codes, source: Source, protocol: Protocol) -
 
 
 # The retrieval figure is laid out in hundredths of an inch, from the top left corner.
-CELL = 96  # at 200 dots per inch 192 dots, a whole multiple of CIFAR's 32
+CELL = 96  # at 200 dots per inch, 192 dots: a multiple of CIFAR's 32
 PAD = 16
 GAP = 30  # between the query and its neighbours
 ROW = CELL + 54  # an image and two lines of text
 HEAD, FOOT = 62, 40
-DPI_OF_IMAGES = 100  # a hundred images, sharp enough on any screen, in a file small enough to send
+DPI_OF_IMAGES = 100  # for a hundred images: sharp on any screen, in a small file
 
 
 def retrieval_figure(rows: list[Neighbours], *paths: Path, title: str) -> None:
@@ -138,7 +138,8 @@ def retrieval_figure(rows: list[Neighbours], *paths: Path, title: str) -> None:
 
 def _image(axes: Axes, image: Image, left: float, top: float) -> None:
     dots = CELL * DPI_OF_IMAGES // 100
-    # Lanczos makes 32x32 pixels a soft photograph; nearest neighbour a mosaic that is harder to recognise.
+    # Lanczos makes 32x32 pixels a soft photograph; nearest-neighbour scaling makes a mosaic that is harder to
+    # recognise.
     square = ImageOps.pad(image.convert("RGB"), (dots, dots), Resampling.LANCZOS, color="white")
     place = (left, left + CELL, top + CELL, top)
     axes.imshow(np.asarray(square), extent=place, aspect="auto", interpolation="nearest")
@@ -147,7 +148,7 @@ def _image(axes: Axes, image: Image, left: float, top: float) -> None:
 def _frame(axes: Axes, left: float, top: float, size: float, **style: Any) -> None:
     from matplotlib.patches import Rectangle
 
-    # Outside the image, so that white shows between the dashes.
+    # Outside the image, so that the gaps between the dashes are white.
     left, top, size = left - 2, top - 2, size + 4
     axes.add_patch(Rectangle((left, top), size, size, fill=False, joinstyle="miter", **style))
 
@@ -169,7 +170,7 @@ def _sign(axes: Axes, left: float, top: float, size: float, right: bool) -> None
 
 
 def _text(axes: Axes, x: float, y: float, text: str, *, color: str = INK, **style: Any) -> None:
-    # A label may contain a dollar sign, which is not the start of a formula.
+    # A dollar sign in a label must not start a formula.
     axes.text(x, y, text, color=color, va="center_baseline", parse_math=False, **style)
 
 

@@ -1,13 +1,13 @@
-"""Runs: a source, a protocol and a hasher in; a folder with model, codes, scores and figures out.
+"""Runs: a source, a protocol and a hasher in, a folder with model, codes, scores and figures out.
 
 RUN/
-  config.json       what was asked for; enough to resume or repeat the run
+  config.json       the request; enough to resume or repeat the run
   split.json        the rows used for training, as queries and as database, with their hash
   metrics.csv       one row per epoch; curves.png shows it
   model/            config.json and model.safetensors
   codes/            codes folders query and database, with paths and labels: hashlens index build RUN
   result.json       scores, seconds, versions, machine
-  splits/           with several splits: the scores of each other one; model, codes and figures are of the first
+  splits/           with several splits: the scores of the others; model, codes and figures are from the first
   results.png       queries and their nearest images; report.html has everything in one file
   skipped.csv       images that could not be read, each with its reason
 """
@@ -48,7 +48,7 @@ from hashlens.schema import conform, parse_json
 if TYPE_CHECKING:
     from hashlens.hashers.base import Hasher
 
-MEET = 512  # images that a rank encodes before it meets the others
+MEET = 512  # images that a rank encodes between synchronisations
 
 
 def run(
@@ -66,9 +66,9 @@ def run(
 ) -> dict[str, Any] | None:
     """Train on the protocol's training rows, encode queries and database, score, and write all files to `out`.
 
-    `triplets` are what `read_triplets_of` gives: to train on instead of labels, and held out. On `more_splits` the same
-    method is trained and scored again. Of several ranks, which train and encode together, the first alone scores,
-    writes and has a result.
+    `triplets` are the result of `read_triplets_of`: for training instead of labels, and held out. On `more_splits` the
+    same method is trained and scored again. Several ranks train and encode together, but only the first scores, writes
+    and returns a result.
     """
     untrained = [_copy(hasher) for _ in more_splits]
     started = time.monotonic()
@@ -140,7 +140,7 @@ def run(
 
 
 def _copy(hasher: Hasher) -> Any:
-    """The same settings, nothing learned."""
+    """A hasher with the same settings, not fitted."""
     from sklearn.base import clone
 
     return clone(hasher)
@@ -157,7 +157,7 @@ def _fit(hasher: Any, source: Source, protocol: Protocol, triplets: np.ndarray |
 def _encode(hasher: Hasher, source: Source, protocol: Protocol, progress: Progress) -> tuple[Codes, Codes]:
     """Codes of the queries and of the database; each rank encodes a part.
 
-    Ranks meet after every few images, so that one that is slow, on a busy machine, is not taken for one that is lost.
+    Ranks synchronise after every few images, so that a slow one on a busy machine is not taken for lost.
     """
     ranks = current()
 
@@ -184,7 +184,7 @@ def _encode(hasher: Hasher, source: Source, protocol: Protocol, progress: Progre
 
 
 def _score(query: Codes, database: Codes, source: Source, protocol: Protocol) -> dict[str, Any]:
-    """Nothing without queries."""
+    """The scores; empty without queries."""
     if not len(query):
         return {}
     labels = source.labels[protocol.query], source.labels[protocol.database]
@@ -194,7 +194,7 @@ def _score(query: Codes, database: Codes, source: Source, protocol: Protocol) ->
 def _run_split(
     hasher: Hasher, source: Source, protocol: Protocol, folder: Path, progress: Progress, stop: Callable[[], bool]
 ) -> dict[str, Any]:
-    """The scores of one more split, kept in FOLDER.json: a run that is resumed does not train it again."""
+    """The scores of one more split, kept in FOLDER.json, so that a resumed run does not train it again."""
     kept = folder.with_name(f"{folder.name}.json")
     try:
         saved = parse_json(kept.read_bytes())
@@ -229,8 +229,8 @@ def _split_result(protocol: Protocol, scores: dict[str, Any], seconds: dict[str,
 def read_triplets_of(
     path: Path, source: Source, protocol: Protocol, say: Callable[[str], object]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Triplets to train on, as places among the training rows, and those held out."""
-    # duplicates and meaningless ones go first, so that none is both trained on and held out
+    """Triplets for training, as positions among the training rows, and held-out ones."""
+    # duplicates and invalid ones are removed first, so that none is both trained on and held out
     given, notes = clean_triplets(read_triplets(path, source.images), len(source.images))
     for note in notes:
         say(f"note: {note}")
@@ -256,12 +256,12 @@ def load_codes(run: Path) -> tuple[Codes, Codes, Labels, Labels]:
 
 
 def learning_rows(hasher: Hasher, protocol: Protocol) -> np.ndarray:
-    """The rows that a method is fitted on: supervised ones have only the training rows, because labels are scarce."""
+    """The rows a method is fitted on: supervised methods get only the training rows, because labels are scarce."""
     return protocol.train if hasher.supervised else protocol.database
 
 
 def learned_on(hasher: Hasher) -> str:
-    """The backbone of a network that was trained, or the name of the fixed features."""
+    """The backbone of a trained network, or the name of the fixed features."""
     return getattr(hasher, "backbone_", "") or getattr(hasher, "features", "")
 
 
@@ -277,7 +277,7 @@ def protocol_facts(protocol: Protocol) -> dict[str, Any]:
 
 
 def headline(result: dict[str, Any]) -> str:
-    """MAP with its definition, of a random ranking, among unlearned images and, where there is one, the paper's."""
+    """MAP with its definition, of a random ranking, among unlearned images and, if known, in the paper."""
     scores = result["metrics"]
     lines = []
     if over := result.get("over_splits"):
@@ -310,7 +310,7 @@ def headline(result: dict[str, Any]) -> str:
 
 
 def load_config(out: Path) -> dict[str, Any]:
-    """What a run was asked for."""
+    """The request of a run (config.json)."""
     try:
         config = parse_json((out / "config.json").read_bytes())
         if config.keys() >= {"source", "protocol", "seed", "method", "params"}:

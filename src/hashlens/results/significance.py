@@ -1,10 +1,10 @@
 """Significance: average precisions of the same queries under two methods in, whether they differ by chance out.
 
-Both methods answer the same queries, so each query gives one difference. If the methods were alike, every difference
-could as well have had the other sign: p is the share of sign choices whose mean is at least as far from 0 as the
-observed one (a two-sided paired permutation test). It is about the mean, which MAP is, and assumes no distribution of
-the differences. The interval is a bootstrap of the mean over the queries. Both describe other queries from the same
-images, not other training sets or seeds; those of several splits are pooled, where an image may be a query twice.
+Both methods answer the same queries, so each query gives one difference. If the methods were equal, every difference
+could as well have the other sign: p is the share of sign choices whose mean is at least as far from 0 as the observed
+one (a two-sided paired permutation test). It tests the mean, which MAP is, and assumes no distribution of the
+differences. The interval is a bootstrap of the mean over the queries. Both describe other queries from the same images,
+not other training sets or seeds; queries of several splits are pooled, so an image may be a query twice.
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from hashlens.errors import DataError, MismatchError
 
 LEVEL = 0.05
 DRAWS = 9_999
-BATCH = 500  # draws at a time, so that memory does not grow with their number
+BATCH = 500  # draws per block, so that memory does not grow with their number
 
 
 @dataclass(frozen=True)
 class PairedTest:
     difference: float  # mean of first - second
     p: float
-    low: float  # ends of the 95 % interval of the difference
+    low: float  # bounds of the 95 % interval of the difference
     high: float
     n: int  # queries
 

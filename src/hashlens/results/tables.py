@@ -1,7 +1,7 @@
 """Tables: the result of a comparison in, its table for a terminal, CSV, Markdown, LaTeX and HTML out.
 
 What a table contains is decided once (`map_table`, `numbers_table`, `records`); the rest is layout. In each column the
-best is bold, and a sign marks those that a paired test over the queries cannot tell from it.
+best is bold, and a sign marks entries that a paired test over the queries cannot distinguish from it.
 """
 
 import html
@@ -40,7 +40,7 @@ class Table:
 
 
 def map_table(result: Mapping[str, Any], labels: Mapping[str, str] | None = None) -> Table:
-    """A row per method and kind of features; per length MAP, that among unlearned images, and the printed MAP.
+    """A row per method and kind of features; for each length MAP, MAP among unlearned images, and the printed MAP.
 
     `labels` are names for methods, such as those of an ablation.
     """
@@ -125,7 +125,7 @@ def csv_table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
-    """What a reader of the table has to know."""
+    """Notes that a reader of the table needs."""
     said = [result["definition"]] if result["definition"] else []
     n_seeds, n_splits = len(result["seeds"]), len(result.get("splits", [0]))
     each = f", {n_seeds} seeds of the methods on each" * (n_seeds > 1)
@@ -151,7 +151,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     said.append(f"train: seconds of training, mean over {over}; computing fixed features is not counted")
     numbers = [at["printed"] for row in result["rows"] for at in row["lengths"].values() if at["printed"]]
     if numbers:
-        # the sources of several lengths differ only in numbers printed beside, which are in table.csv
+        # for several lengths, sources differ only in the printed numbers, which are in table.csv
         sources = sorted({number["source"].split(";")[0] for number in numbers})
         said.append(f"printed: {PAPER}; " + "; ".join(sources))
     if any(not number["comparable"] for number in numbers):
@@ -179,14 +179,14 @@ def split_text(split: Mapping[str, Any], n_splits: int = 1) -> str:
 
 
 def as_text(result: Mapping[str, Any]) -> str:
-    """For a terminal or a log: each kind of features under its name, a star at the best."""
+    """The table for a terminal or a log: each kind of features under its name, a star at the best."""
     table = map_table(result)
 
     def shown(entry: Entry) -> str:
         return entry.text + ("*" if entry.best else MARK if entry.marked else " ")
 
-    # Features are a line of their own; what a method learns from and differences are only in the files: two lengths
-    # fit into 80 columns. The blank after a column's name is above the signs.
+    # Features get a separate line, and some columns are only in the files, so that two lengths fit into 80 columns. The
+    # blank after a column's name is above the signs.
     kept = [i for i, column in enumerate(table.columns) if column not in ("features", "learns from", "difference")]
     head = [f"{table.columns[i]} " for i in kept]
     groups = {group[0][0].text: [[shown(row[i]) for i in kept] for row in group] for group in table.groups}
@@ -224,7 +224,7 @@ def table_markdown(table: Table, title: str) -> str:
 
 
 def table_latex(table: Table, title: str) -> str:
-    """A table for a paper that loads the package booktabs."""
+    """A LaTeX table, for the package booktabs."""
 
     def shown(entry: Entry) -> str:
         text = escape_latex(entry.text)
@@ -297,12 +297,12 @@ def table_html(table: Table, caption: str) -> str:
 
 
 def method_name(method: str) -> str:
-    """The class name, with the capitals of the paper; the name of a variant as it is."""
+    """The class name, with the capitals of the paper; the name of a variant unchanged."""
     return METHODS[method].path.partition(":")[2] if method in METHODS else method
 
 
 def row_label(row: Mapping[str, Any]) -> str:
-    """A method, with the features where it learns from fixed ones."""
+    """A method, with its features if it learns from fixed ones."""
     name = method_name(row["method"])
     return name if row["takes"] == "images" else f"{name} on {row['features']}"
 
@@ -329,17 +329,17 @@ def map_text(at: Mapping[str, Any], key: str = "map") -> str:
 
 
 def _any_unlearned(result: Mapping[str, Any]) -> bool:
-    """Not where no two of the queries share a label, nor in results of older versions."""
+    """Whether there are such scores: not if no two queries share a label, nor in results of older versions."""
     return any(at.get("map_unlearned") is not None for row in result["rows"] for at in row["lengths"].values())
 
 
 def _chance(result: Mapping[str, Any], key: str) -> str:
-    """It depends on the labels only, so that all cells of a split have the same."""
+    """MAP of a random ranking: it depends on the labels only, so all cells of a split have the same."""
     return next((_shown(at[key]) for row in result["rows"] for at in row["lengths"].values() if at.get(key)), "")
 
 
 def signed(ours: float, theirs: float = 0.0) -> str:
-    """The difference of two numbers as they are shown, so that a reader's own subtraction agrees."""
+    """The difference of two numbers as shown (rounded), so that a reader's own subtraction agrees."""
     return f"{round(ours, 3) - round(theirs, 3):+.3f}".replace("-", "−")
 
 

@@ -1,17 +1,17 @@
-"""Tune: training rows and a method in, the settings that retrieve held-out training rows best, and every try, out.
+"""Tune: training rows and a method in, the settings that best retrieve held-out training rows, and all tries, out.
 
 OUT/
   tries.jsonl     one line per try: its settings, how it ended, its MAP, seconds
   tuning.json     what the tries depend on, and how long they took
 
-What may be tried is declared with each setting (`search=`). The first try has the defaults; Optuna proposes the others
-(TPE) and stops bad ones early (successive halving). A try is scored by the tie-aware MAP of held-out rows as queries to
-the rows that it learned from: first on one fold, where the method trains a network with a third of its epochs before
-that; then, if it is among the best third so far, on all folds. The score counts only if all folds were computed. The
-defaults stay unless the best try is above them by more than the standard error of the gain over the folds.
+Each setting declares its range for tuning (`search=`). The first try has the defaults; Optuna proposes the others (TPE)
+and stops bad ones early (successive halving). A try is scored by the tie-aware MAP of held-out rows as queries against
+the rows it learned from: first on one fold (networks before that with a third of the epochs), then, if among the best
+third so far, on all folds. The score counts only if all folds were computed. The defaults stay unless the best try
+exceeds them by more than the standard error of the gain over the folds.
 
-A proposal depends only on the seed and the tries before it: rerunning the same command continues, and gives what one
-long run gives. The search sees only `TrainingRows`, which hold no queries.
+A proposal depends only on the seed and earlier tries: rerunning the same command continues, with the same result as one
+long run. The search sees only `TrainingRows`, which hold no queries.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna.distributions import BaseDistribution
 
-TRIES, MOST, FOLDS = 20, 200, 3  # MOST tries where only the time is limited
-THIRD = 3  # of tries go on, with three times the work
-RANDOM = 6  # tries before TPE has something to learn from
-DIGITS = 3  # of a number that is tried: enough, and short enough to type
+TRIES, MOST, FOLDS = 20, 200, 3  # MOST tries if only the time is limited
+THIRD = 3  # one third of tries continues, with three times the work
+RANDOM = 6  # random tries before TPE starts
+DIGITS = 3  # significant digits of tried numbers, short enough to type
 
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """What was found: `hasher` has the best settings; `tries` are the lines of tries.jsonl."""
+    """The result of tuning: `hasher` has the best settings; `tries` are the lines of tries.jsonl."""
 
     hasher: Hasher
     tries: list[dict[str, Any]]
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The try with the highest score, or the first, which has the defaults, if the gain may be chance.
+        """The try with the highest score, or the first (the defaults) if the gain may be chance.
 
-        None if the time was too short for any.
+        None if there was not enough time for any.
         """
         scored = [one for one in self.tries if one["state"] == "complete"]
         best = max(scored, key=lambda one: one["score"], default=None)  # the first of equal ones
@@ -73,7 +73,7 @@ class Tuning:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The best settings, of those that were searched."""
+        """The best values of the searched settings."""
         return self.best["settings"] if self.best else {}
 
     def summary(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Tuning:
 
 
 def _is_gain(first: dict[str, Any], best: dict[str, Any]) -> bool:
-    """Whether the gain in the mean over folds is more than its standard error: the best of many tries has luck, too."""
+    """Whether the mean gain over folds exceeds its standard error: the best of many tries is also lucky."""
     gains = np.subtract(best["folds"], first["folds"])
     return bool(gains.mean() > gains.std(ddof=1) / math.sqrt(len(gains)))
 
@@ -172,7 +172,7 @@ def search(
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Tuning:
-    """What `tune` does before it fits; `fixed` names settings not to search, by default those that are not defaults."""
+    """The search of `tune`, without the final fit; `fixed` names settings not to search, by default changed ones."""
     require("optuna", why="tuning")
     progress = progress or Progress(quiet=True)
     budget = seconds_of(time) if isinstance(time, str) else time
@@ -229,7 +229,7 @@ def finished(out: Path, tries: int | None, time: float | None) -> bool:
 
 def searched(hasher: Hasher, images: Any, fixed: Collection[str] = ()) -> dict[str, Setting]:
     """The settings of a method that tuning may change."""
-    # the learning rate `lr` is that of the blocks below the hash layer, of which features have none
+    # `lr` is the learning rate of the blocks below the hash layer, which features do not have
     idle = {"lr"} if is_features(images) and hasher.takes == "images" else set()
     known = {one.name: one for one in describe(type(hasher)) if one.search}
     space = {name: one for name, one in known.items() if name not in idle | set(fixed)}
@@ -241,12 +241,12 @@ def searched(hasher: Hasher, images: Any, fixed: Collection[str] = ()) -> dict[s
 
 
 def as_options(settings: Mapping[str, Any]) -> str:
-    """To be typed after `hashlens train`."""
+    """The settings as options of `hashlens train`."""
     return " ".join(f"--set {name}={'none' if value is None else value}" for name, value in settings.items())
 
 
 class _Record:
-    """The tries so far, and the folder that they are kept in, if there is one; `asked` must be that of the folder."""
+    """The tries so far, and the folder they are kept in, if any; `asked` must match that in the folder."""
 
     def __init__(self, out: Path | None, asked: dict[str, Any] | None = None):
         self.out, self.asked, self.seconds = out, json.loads(json.dumps(asked)), 0.0
@@ -273,7 +273,7 @@ class _Record:
 def _identity(
     rows: TrainingRows, hasher: Hasher, space: Mapping[str, Setting], folds: int, seed: int
 ) -> dict[str, Any]:
-    """What the scores depend on."""
+    """Everything that the scores depend on."""
     images = rows.images
     digest = hashlib.sha256(images.tobytes() if is_features(images) else images.fingerprint().encode())
     digest.update(np.ascontiguousarray(rows.labels.values).tobytes())
@@ -306,7 +306,7 @@ class _Trials:
         study = self._study(done)
         space = {name: _distribution(one) for name, one in self.space.items()}
         first = not done
-        if first:  # the defaults, those outside of what is searched too
+        if first:  # the defaults, even those outside the searched range
             defaults = self._defaults()
             space = {name: space[name] for name, value in defaults.items() if _within(self.space[name], value)}
             study.enqueue_trial({name: defaults[name] for name in space})
@@ -328,16 +328,16 @@ class _Trials:
         except TrialPruned:
             one["state"] = "pruned"
         except (HashlensError, np.linalg.LinAlgError) as error:
-            if first or isinstance(error, Stopped):  # what fails with the defaults fails always
+            if first or isinstance(error, Stopped):  # a failure with the defaults would repeat
                 raise
             one |= {"state": "failed", "reason": str(error), "score": None}
         kept = study.trials[-1]
-        # what the pruner remembers of a try is part of the record, so that a later run decides as this one would
+        # the record includes the pruner's state of a try, so that a later run makes the same decisions
         rungs = {key: value for key, value in kept.system_attrs.items() if key.startswith("completed_rung")}
         return one | {"folds": scores, "steps": kept.intermediate_values, "rungs": rungs}
 
     def _study(self, done: list[dict[str, Any]]) -> Study:
-        """The tries so far as Optuna sees them, and a sampler whose draws depend on the seed and their number."""
+        """The tries so far as an Optuna study, with a sampler whose draws depend on the seed and their number."""
         import optuna
         from optuna.trial import TrialState, create_trial
 
@@ -364,7 +364,7 @@ class _Trials:
         return study
 
     def _rungs(self) -> list[tuple[int, float, int]]:
-        """What is computed before each decision: (total work in thirds of a fit, share of the epochs, folds)."""
+        """The work before each pruning decision: (total work in thirds of a fit, share of the epochs, folds)."""
         n = len(self.cuts)
         start = [(1, 1 / THIRD, 1)] if hasattr(self.hasher, "training") else []
         return [*start, (THIRD, 1.0, 1), (THIRD * n, 1.0, n)]
@@ -386,7 +386,7 @@ class _Trials:
         progress, self.progress = (
             self.progress,
             Progress(quiet=True),
-        )  # shown for the first fit, which computes features
+        )  # progress of the first fit, which computes features
         X, labels = self._inputs(progress), self.rows.labels
         parts = [X.part(which) if isinstance(X, Images) else X[which] for which in (learned, held)]
         hasher.fit(parts[0], labels[learned], progress=progress, stop=stop)
@@ -395,7 +395,7 @@ class _Trials:
         return ranking.mean_average_precision(DEFINITIONS["tie-aware"])
 
     def _inputs(self, progress: Progress) -> Any:
-        """Images, or the features of all of them, which are computed once for all folds."""
+        """Images, or the features of all images, computed once for all folds."""
         images = self.rows.images
         if is_features(images) or self.hasher.takes == "images":
             return images

@@ -1,4 +1,4 @@
-"""Compare: images or features with labels, methods, lengths, splits and seeds in; a Comparison, or a folder too, out.
+"""Compare: images or features with labels, methods, lengths, splits and seeds in, a Comparison and maybe a folder out.
 
 OUT/
   cells/                  per finished cell (a method on features with a length, a seed and a split) its numbers, as
@@ -18,9 +18,9 @@ splits or seeds adds to the finished ones. Seeds are the hashers' `random_state`
 deviation over seeds is the method's own, and 0 if it draws nothing at random. Several splits, the same for all methods,
 add the deviation of other queries and training images; paired tests are then over the queries of all splits.
 
-Methods on features learn from arrays that are computed once for the whole source, for every kind of features. Methods
-that learn from images are trained once, and their `features` are the network they train. A method that fails is
-reported with its error and does not stop the others.
+Methods on features learn from arrays that are computed once per kind of features for the whole source. Methods that
+learn from images are trained once, and their `features` are the network they train. A method that fails is reported
+with its error and does not stop the others.
 """
 
 import shutil
@@ -82,7 +82,7 @@ def compare(
     names the method that the paired tests compare with, by default the best. Without `out` nothing is written. `keep`
     saves the best model of the first split.
     `share` caches the outputs of frozen blocks even if only one network needs them, for other comparisons.
-    `commands` is what to type to repeat the comparison. Without `report`, tables, plots and report are not written.
+    `commands` are the commands that repeat the comparison. Without `report`, tables, plots and report are not written.
 
     >>> compare((X, y), [DTSH(), ITQ(), Mine()], bits=[16, 48], seeds=3)
     """
@@ -107,7 +107,7 @@ def compare(
     bits = [bits] if isinstance(bits, int) else bits
     hashers = plan_cells(source.images, variants, bits, features, seeds, len(made), len(made[0].train), settings or {})
     if against:
-        find_row(rows_of(hashers, variants), against)  # an unknown or ambiguous one is refused
+        find_row(rows_of(hashers, variants), against)  # refuses unknown and ambiguous names
     identities = identify(hashers, source, made)
     finished: dict[Cell, dict[str, Any]] = {}
     average_precisions: dict[Cell, np.ndarray] = {}
@@ -125,7 +125,7 @@ def compare(
     missing = [cell for cell in hashers if cell not in finished]
     where = f" → {folder}/" if folder else ""
     progress.say(f"{counted(len(hashers), 'cell')}, {len(finished):,} already finished{where}")
-    # counted over all cells, finished or not: a cell must not depend on which are left
+    # counted over all cells, so that a cell does not depend on which ones are finished
     share = share or sum(hasher.takes == "images" for hasher in hashers.values()) > 1
     work = _Work(source, made, folder, share, progress, stop)
     failed: dict[Cell, str] = {}
@@ -134,15 +134,15 @@ def compare(
     for number, cell in enumerate(missing, start=1):
         if stopped := stop():
             break
-        hasher = hashers.pop(cell)  # its memory is freed afterwards
+        hasher = hashers.pop(cell)  # frees its memory afterwards
         which = f"{number}/{len(missing)} {cell}"
         training = None if folder is None else folder / "training" / cell.name
-        if training and (own := identities[cell].get("backbone_hash")):  # a checkpoint has only its class name
+        if training and (own := identities[cell].get("backbone_hash")):  # checkpoints only have its class name
             training = training.with_name(f"{cell.name}-{own[:8]}")
         try:
             numbers, arrays = work.run(cell, hasher, training)
         except StorageError:
-            raise  # the others could not be written either
+            raise  # the other cells could not be written either
         except Stopped:
             stopped = True
             break
@@ -181,13 +181,13 @@ def _source(data: Source | str | Path | tuple[Any, Any]) -> Source:
 
 
 def _winner(finished: Mapping[Cell, Mapping[str, Any]]) -> Cell | None:
-    """The best of the first split: MAPs of different queries are not compared."""
+    """The best cell of the first split, because MAPs of different queries are not comparable."""
     return max((cell for cell in finished if not cell.split), key=lambda cell: finished[cell]["map"], default=None)
 
 
 @dataclass
 class _Work:
-    """Computes cells; features of the whole source are kept for one kind at a time."""
+    """Computes cells; keeps the features of the whole source for one kind at a time."""
 
     source: Source
     splits: Sequence[Protocol]
@@ -200,7 +200,7 @@ class _Work:
     error: HashlensError | None = None
 
     def run(self, cell: Cell, hasher: Hasher, training: Path | None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Numbers, and codes with average precisions; a network that is stopped in training leaves a checkpoint."""
+        """Numbers, and codes with average precisions; stopping the training of a network leaves a checkpoint."""
         source, split = self.source, self.splits[cell.split]
         X: Any = self.features(cell.features, cell.split) if hasher.takes == "features" else source.images
         rows = learning_rows(hasher, split)
@@ -210,7 +210,7 @@ class _Work:
         fitted = time.perf_counter() - clock
         del learned
         both = split.query, split.database
-        # what several splits and lengths have in common is computed for all images at once
+        # values shared by several splits and lengths are computed for all images at once
         parts = [X.part(rows) if self.share and isinstance(X, Images) else X[rows] for rows in both]
         clock = time.perf_counter()
         query, database = (hasher.encode(part, progress=self.progress, shared=self.share) for part in parts)
@@ -224,7 +224,7 @@ class _Work:
         return numbers | {"versions": versions(), "machine": machine()}, arrays
 
     def keep(self, cell: Cell, hasher: Hasher) -> None:
-        """Save the hasher as OUT/model; one that learned from features of images is fitted on the images themselves."""
+        """Save the hasher as OUT/model; one that learned from features of images is fitted again on the images."""
         from sklearn.base import clone
 
         assert self.out is not None
@@ -241,7 +241,7 @@ class _Work:
             save_codes(self.out, *cell_codes(self.out, cell), self.source, self.splits[0])
 
     def features(self, kind: str, split: int = 0) -> Any:
-        """A kind that fails is not tried again; only those of NUS-WIDE are scaled by the training rows of a split."""
+        """Features of a kind; failures are not retried. Only NUS-WIDE's are scaled by the training rows of a split."""
         images: Any = self.source.images
         if kind == GIVEN:
             return images

@@ -1,7 +1,7 @@
-"""The cells of a comparison: methods, lengths, features, splits and seeds in; what to compute and what is finished out.
+"""Cells of a comparison: methods, lengths, features, splits and seeds in, what to compute and what is finished out.
 
-A cell is a method on features with a length, a seed and a split. Its file records what its numbers depend on, so that
-numbers made with different settings are never taken for it.
+A cell is a method on features with a length, a seed and a split. Its file records everything its numbers depend on, so
+that numbers from other settings are never mistaken for it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from hashlens.progress import Progress
 from hashlens.schema import parse_json
 from hashlens.settings import apply, changed, describe, to_json
 
-GIVEN = "given"  # features that are an array
-NAME_BYTES = 150  # of a file name, which may have 255 with what is added while it is written
+GIVEN = "given"  # name of features given as an array
+NAME_BYTES = 150  # of a file name, which may have 255 including temporary suffixes
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """A method with settings of its own, under a name of its own: a point of an ablation."""
+    """A method with its own settings and name, such as a point of an ablation."""
 
     name: str
     method: str | type[Hasher]  # a row of METHODS, or a class
     settings: Mapping[str, Any] = field(default_factory=dict)
-    preset: str | None = None  # that the settings change, as in Hasher.preset
+    preset: str | None = None  # base of the settings, as in Hasher.preset
 
     @property
     def hasher_class(self) -> type[Hasher]:
@@ -52,7 +52,7 @@ class Variant:
 
     @classmethod
     def of(cls, method: str | Variant | type[Hasher] | Hasher) -> Variant:
-        """A method by name, a class, or an instance, whose settings are taken but for its length and seed."""
+        """A variant of a method's name, a class, or an instance, whose settings except length and seed are taken."""
         if isinstance(method, Variant):
             return method
         if isinstance(method, str):
@@ -70,7 +70,7 @@ class Variant:
 
     @classmethod
     def by_name(cls, methods: Iterable[str | Variant | type[Hasher] | Hasher]) -> dict[str, Variant]:
-        """What is given twice is one; others that have the same name, such as own backbones, get a number."""
+        """Variants by name, without repeats; different ones with the same name, as for own backbones, get a number."""
         found: dict[str, Variant] = {}
         for one in map(cls.of, methods):
             name, number, asked = one.name, 1, (one.hasher_class, one.settings, one.preset)
@@ -82,7 +82,7 @@ class Variant:
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """With the fields of `training` in its place."""
+    """The settings with the fields of `training` in its place."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         found |= {one.name: getattr(value, one.name) for one in fields(value)} if is_dataclass(value) else {name: value}
@@ -95,11 +95,11 @@ class Cell:
     method: str
     n_bits: int
     seed: int
-    split: int = 0  # its place among the splits
+    split: int = 0  # index of the split
 
     @property
     def name(self) -> str:
-        """Of its files; names of Hugging Face models contain a slash, and those with many settings are cut."""
+        """The name of its files; slashes in names of Hugging Face models are replaced, and long names are cut."""
         split = f"-split-{self.split}" if self.split else ""
         whole = f"{self.features}-{self.method}-{self.n_bits}-{self.seed}{split}"
         name = re.sub(r"[^\w.-]+", "_", whole)
@@ -123,7 +123,7 @@ def plan_cells(
     n_train: int,
     settings: Mapping[str, Any],
 ) -> dict[Cell, Hasher]:
-    """Every cell with its hasher, those that share features together; wrong use is found here, before any work."""
+    """Every cell with its hasher, grouped by features; usage errors are raised here, before any work."""
     settings = _flat(settings)
     classes = {name: variant.hasher_class for name, variant in variants.items()}
     known = {name: [one.name for one in describe(cls)] for name, cls in classes.items()}
@@ -131,7 +131,7 @@ def plan_cells(
     on_features = [name for name, cls in classes.items() if given or cls.takes == "features"]
     kinds_of: dict[str, list[str]] = {}
     for name in on_features:
-        own = variants[name].settings.get("features")  # it comes before those of the comparison
+        own = variants[name].settings.get("features")  # takes precedence over the comparison's features
         kinds_of[name] = [GIVEN] if given else [backbone_of(kind) for kind in ([own] if own else features)]
     kinds = list(dict.fromkeys(kind for kinds in kinds_of.values() for kind in kinds))
     if not classes:
@@ -158,7 +158,7 @@ def plan_cells(
             for split, seed in product(range(splits), range(seeds)):
                 hasher: Any = classes[method].preset(variants[method].preset, n_bits, n_train)
                 apply(hasher, {"random_state": seed, **shared})
-                # a network that is left to the method depends on the images
+                # the default network of a method depends on the images
                 plan[Cell(kind or hasher._choose_backbone(images), method, n_bits, seed, split)] = hasher
     return plan
 
@@ -175,15 +175,15 @@ def _require_features(kind: str) -> None:
 
 
 def identify(hashers: Mapping[Cell, Hasher], source: Source, splits: Sequence[Protocol]) -> dict[Cell, dict[str, Any]]:
-    """What the numbers of each cell depend on."""
+    """Everything that the numbers of each cell depend on."""
     images: Any = source.images
     digest = hashlib.sha256(images.tobytes() if is_features(images) else images.fingerprint().encode())
-    digest.update(np.ascontiguousarray(source.labels.values).tobytes())  # the split knows rows only
+    digest.update(np.ascontiguousarray(source.labels.values).tobytes())  # splits only contain rows
     shared = {"source": source.name, "data_hash": digest.hexdigest()}
     hashes = [split.fingerprint() for split in splits]
     found = {}
     for cell, hasher in hashers.items():
-        params = json.loads(json.dumps(to_json(hasher)))  # as it will be read again
+        params = json.loads(json.dumps(to_json(hasher)))  # as it will be when read again
         found[cell] = asdict(cell) | shared | {"split_hash": hashes[cell.split], "params": params}
         weights = getattr(hasher, "weights", None)
         if weights is not None and Path(weights).is_file():
@@ -194,10 +194,10 @@ def identify(hashers: Mapping[Cell, Hasher], source: Source, splits: Sequence[Pr
 
 
 def _hash_of(hasher: Any) -> str:
-    """Of the layers, weights and outputs of an own backbone, of which the settings have the class name only."""
+    """A hash of the layers, weights and outputs of a user's backbone; settings only have its class name."""
     try:
         return Extractor.of_network(build_blocks(hasher.backbone).eval(), hasher.image_size, device="cpu").key
-    except Exception:  # it cannot be trained either, which says why
+    except Exception:  # then training fails too, with a message
         return ""
 
 
@@ -213,7 +213,7 @@ def cell_path(out: Path, cell: Cell, suffix: str = "json") -> Path:
 
 
 def cell_codes(out: Path, cell: Cell) -> tuple[Codes, Codes]:
-    """Codes of the queries and of the database that a finished cell left in `out`."""
+    """Codes of the queries and of the database of a finished cell in `out`."""
     arrays = load_file(cell_path(out, cell, "safetensors"))
     return Codes(arrays["query"], cell.n_bits), Codes(arrays["database"], cell.n_bits)
 
@@ -228,7 +228,7 @@ def load_cell(
     try:
         saved = parse_json(path.read_bytes())
         before = {key: saved[key] for key in identity} | {"topk": saved["metrics"]["topk"]}
-        summarise_cells([saved])  # it has all that is needed
+        summarise_cells([saved])  # raises if anything is missing
         with safe_open(cell_path(out, cell, "safetensors"), "numpy") as file:
             average_precision = file.get_tensor("average_precision")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Comparison: finished cells in; their table, plot, data frame and paired tests out."""
+"""Comparison: finished cells in, their table, plot, data frame and paired tests out."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Comparison:
         return find_row(self.result["rows"], method)
 
     def _test(self, a: tuple[str, str], b: tuple[str, str], lengths: Sequence[int]) -> PairedTest:
-        """Over the queries of all splits that both have finished."""
+        """Paired test over the queries of all splits that both have finished."""
         first, second = (self._mean_average_precisions(key, lengths) for key in (a, b))
         both = sorted(first.keys() & second.keys())
         if not both:
@@ -78,7 +78,7 @@ class Comparison:
         return paired_test(a_queries, b_queries)
 
     def _mean_average_precisions(self, key: tuple[str, str], lengths: Sequence[int]) -> dict[int, np.ndarray]:
-        """By split, (q,): of each query, mean over lengths and seeds; without the splits that lack a length."""
+        """By split, (q,): each query's mean over lengths and seeds; without splits that lack a length."""
         found: dict[int, list[Cell]] = {}
         for cell in self.average_precisions:
             if (cell.features, cell.method) == key and cell.n_bits in lengths:
@@ -90,7 +90,7 @@ class Comparison:
         }
 
     def add_p_values(self, against: str | None = None) -> None:
-        """At each length "p" of the paired test against a method or, by default, the best; None for that one itself."""
+        """Add "p" of the paired test against a method (default: the best) at each length; None for that method."""
         self.result["against"] = against
         for n in map(str, self.result["bits"]):
             rows = [row for row in self.result["rows"] if row["lengths"][n]["map"] is not None]
@@ -100,7 +100,7 @@ class Comparison:
                 tested = base is not None and base in rows and row in rows and row is not base
                 try:
                     row["lengths"][n]["p"] = self.test(_key(row), _key(base), (int(n),)).p if base and tested else None
-                except UsageError:  # no split that both have finished
+                except UsageError:  # both have finished no common split
                     row["lengths"][n]["p"] = None
 
 

@@ -1,4 +1,4 @@
-"""Reproduction: the name of a table or figure of the paper in; the same on available data out.
+"""Reproduction: the name of a table or figure of the paper in, the same on available data out.
 
 OUT/
   REPRODUCTION.md                all targets that were run so far, and which of the paper's statements hold
@@ -44,18 +44,18 @@ def reproduce(
     progress: Progress | bool | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Run a target, or "all", at a scale and write tables, figures and the page to `out`; gives its result.json.
+    """Run a target, or "all", at a scale and write tables, figures and the page to `out`; returns its result.json.
 
     `methods` restricts the tables to these; `bits`, `seeds` and `epochs` replace those of the scale; `splits` is the
-    number of random splits; `settings` are for the methods that train a network, such as backbone. `command` is what to
-    type to repeat it.
+    number of random splits; `settings` are for the methods that train a network, such as backbone. `command` is the
+    command that repeats it.
     """
     if target not in (*TARGETS, ALL):
         raise UsageError(f"there is no target '{target}'; choose one of {', '.join(TARGETS)} or {ALL}")
     progress = Progress.of(progress)
     chosen = choose_scale(scale, bits, seeds, epochs, splits)
     for method in methods:
-        hasher_class(method)  # an unknown one is refused
+        hasher_class(method)  # refuses unknown methods
     data = Data(chosen, nuswide, mirflickr, from_file, progress.say)
     plan = Plan(data, chosen, methods, target != ALL, out, settings, progress, stop)
     try:
@@ -65,7 +65,7 @@ def reproduce(
             save_section(section, out)
             for outcome in section.outcomes:
                 progress.say(f"  {outcome}")
-    finally:  # finished targets are shown also if this is stopped or fails
+    finally:  # show finished targets even after a stop or failure
         if sections := finished_sections(out):
             result = write_pages(out, sections)
     return result

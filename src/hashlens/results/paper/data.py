@@ -1,8 +1,8 @@
-"""Data: the name of a scale and folders in; what is run at it, its sources and its splits out.
+"""Data: the name of a scale and folders in, its contents, sources and splits out.
 
-smoke runs every method, table and figure on part of scikit-learn's digits: it shows that everything works, and its
-numbers mean nothing. small is real data with few lengths, one seed and short training. full is everything. Sources are
-opened once, when first needed.
+smoke runs every method, table and figure on part of scikit-learn's digits: it shows that everything works, but its
+numbers are meaningless. small is real data with few lengths, one seed and short training. full is everything. Sources
+are opened once, when first needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,22 +19,22 @@ from hashlens.data.protocols import Protocol, with_training_size
 from hashlens.errors import DataError, UsageError
 
 DIGITS = 600  # images of the smoke scale
-DIGITS_TRAIN = 300  # of them in its setting 1: enough for triplets from outside a batch of 128
+DIGITS_TRAIN = 300  # training images in setting 1: enough for triplets from outside a batch of 128
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What the targets consist of, by default at full scale; lengths are in bits."""
+    """The contents of the targets, by default at full scale; lengths are in bits."""
 
     name: str = "full"
     data: str = "cifar10"  # or digits
     bits: tuple[int, ...] = (12, 24, 32, 48)  # of tables 1 and 2, and of unseen classes
     bits_table3: tuple[int, ...] = (16, 24, 32, 48)
     seeds: int = 3
-    splits: int = 1  # random ones, with the seeds 0, 1, ...
+    splits: int = 1  # random splits, with the seeds 0, 1, ...
     epochs: int | None = None  # of every network; None: the method's own
-    network: str = "efficientnet-lite0"  # whose features stand in for those of CNN-F
-    every_method: bool = True  # also those that the paper's tables do not have
+    network: str = "efficientnet-lite0"  # whose features replace those of CNN-F
+    every_method: bool = True  # including those that are not in the paper's tables
     alphas: tuple[float, ...] = (0, 2, 4, 8, 16)
     alpha_bits: int = 32
     lambdas: tuple[float, ...] = (0.1, 1, 10, 100, 1000)
@@ -42,7 +42,7 @@ class Scale:
     sizes: tuple[int, ...] = (1_000, 2_500, 5_000, 10_000, 25_000, 50_000)
     size_bits: int = 12
     port_bits: int = 32
-    port_epochs: int = 100  # of the released code; the port has half as many again
+    port_epochs: int = 100  # of the released code; the port trains 1.5 times as long
     examples_bits: int = 48
     examples: int = 5  # queries in the retrieval figure
 
@@ -64,7 +64,7 @@ def choose_scale(
     epochs: int | None = None,
     splits: int = 1,
 ) -> Scale:
-    """The scale of that name, with other lengths of the tables, seeds, epochs or splits where they are given."""
+    """The scale of that name, with other lengths of the tables, seeds, epochs or splits if given."""
     if name not in SCALES:
         raise UsageError(f"there is no scale '{name}'; choose one of {', '.join(SCALES)}")
     changes: dict[str, Any] = {"splits": splits}

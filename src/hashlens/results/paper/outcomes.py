@@ -1,4 +1,4 @@
-"""Outcomes: measured numbers in; whether what the paper states about them holds here, in words, out.
+"""Outcomes: measured numbers in, whether the paper's statements about them hold here, in words, out.
 
 A difference smaller than `SLACK` does not count: the MAP of a method differs by about that much from seed to seed.
 """
@@ -19,7 +19,7 @@ Points = Sequence[tuple[float, float]]  # the value that was changed, and MAP
 
 @dataclass(frozen=True)
 class Outcome:
-    """A statement and whether it holds; None where there is too little to tell."""
+    """A statement and whether it holds; None if there is too little to tell."""
 
     claim: str
     holds: bool | None
@@ -68,8 +68,8 @@ def leads(
 ) -> Outcome:
     """Whether a method has the highest MAP at every length; `maps` are by method and length.
 
-    `p(other, length)` is that of the paired test between the two, reported of those above, and of those below that the
-    test cannot tell from the method.
+    `p(other, length)` is p of the paired test between the two, reported for methods above, and for methods below whose
+    difference is not significant.
     """
     claim = f"{where}{method} is above all other methods at every length"
     own = maps.get(method, {})
@@ -96,7 +96,7 @@ def reaches(
 ) -> Outcome:
     """Whether every method has at least its printed MAP at every length that was run.
 
-    `printed` has with each MAP whether it is comparable; how many are not is reported.
+    `printed` says of each MAP whether it is comparable; the number of those that are not is reported.
     """
     claim = f"{where}every method has at least its printed MAP"
     pairs = [

@@ -1,6 +1,6 @@
-"""Page: what the targets have to show in; REPRODUCTION.md, env.json and result.json out.
+"""Page: the sections of targets in, REPRODUCTION.md, env.json and result.json out.
 
-Sections are plain values that are kept as JSON, so that the page shows all targets that were run so far.
+Sections are plain values saved as JSON, so that the page shows all targets that were run so far.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class Section:
     figures: dict[str, str] = field(default_factory=dict)  # name of the files: what is shown, for screen readers
     notes: list[str] = field(default_factory=list)
     splits: list[dict[str, Any]] = field(default_factory=list)  # of each part: names, counts and hash
-    command: str = ""  # what to type to repeat it
+    command: str = ""  # the command that repeats it
 
 
 def save_section(section: Section, out: Path) -> None:
@@ -40,7 +40,7 @@ def save_section(section: Section, out: Path) -> None:
 
 
 def load_section(target: str, out: Path) -> Section | None:
-    """None if there is none yet or its file is damaged: then its target is run again."""
+    """The saved section; None if missing or damaged, so that its target is run again."""
     try:
         saved = parse_json((out / "sections" / f"{target}.json").read_bytes())
         outcomes = [Outcome(**outcome) for outcome in saved.pop("outcomes")]
@@ -50,7 +50,7 @@ def load_section(target: str, out: Path) -> Section | None:
 
 
 def write_pages(out: Path, sections: Sequence[Section]) -> dict[str, Any]:
-    """Write everything that is made of all sections; gives what is in result.json."""
+    """Write all files made from all sections; returns the contents of result.json."""
     environment = {"versions": versions(), "machine": machine()}
     commands = list(dict.fromkeys(section.command for section in sections if section.command))
     splits = {section.target: section.splits for section in sections}
@@ -71,7 +71,7 @@ def write_pages(out: Path, sections: Sequence[Section]) -> dict[str, Any]:
 
 
 def markdown(sections: Sequence[Section], facts: Mapping[str, Any]) -> str:
-    """The page as text; `facts` are those of the machine."""
+    """The page as text; `facts` describe the machine."""
     lines = [f"# {TITLE}", "", f"{PAPER}.", ""]
     lines += [ABOUT[name] for name in dict.fromkeys(section.scale for section in sections)]
     threads = "1 thread" if facts["threads"] == 1 else f"{facts['threads']} threads"

@@ -1,4 +1,4 @@
-"""Parts: the comparisons that targets consist of, and what runs them. Parts on the same split share their cells."""
+"""Parts: a plan in, the comparisons that make up its targets out. Parts on the same split share their cells."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ from hashlens.results.paper.data import Data, Scale
 from hashlens.results.published import printed_numbers, published
 
 UNSEEN = ("dtsh", "dpsh", "dlbhc", "classifier", "ccaitq", "sdh", "itq", "lsh")
-# the released code, each difference of the port by itself, and all; 5 has no meaning without 4
+# the released code, each difference of the port on its own, and all; 5 has no meaning without 4
 PORT: dict[str, tuple[int, ...]] = {
     "dtsh-released": (),
     **{f"dtsh-port-{number}": (number,) for number in (1, 2, 3, 4)},
@@ -35,9 +35,9 @@ class Part:
     """One comparison of a target: methods on the same splits."""
 
     title: str
-    folder: str  # of its cells
-    source: Source | str  # or why the data are missing
-    splits: Sequence[Protocol]  # none where the data are missing
+    folder: str  # folder of its cells
+    source: Source | str  # or the reason why the data are missing
+    splits: Sequence[Protocol]  # empty if the data are missing
     methods: Sequence[str | Variant]
     bits: tuple[int, ...]
     features: tuple[str, ...] = ()
@@ -50,12 +50,12 @@ class Part:
 
     @property
     def variants(self) -> list[Variant]:
-        """Methods on features have the settings of their papers, of which the printed numbers are."""
+        """Variants of the methods; those on features have the settings behind their papers' printed numbers."""
         found = [Variant.of(method) for method in self.methods]
         return [replace(one, preset="published") if one.hasher_class.takes == "features" else one for one in found]
 
     def printed(self, row: Mapping[str, Any], n: int) -> dict[str, Any] | None:
-        """The number of the paper, which is comparable only where the data are the same."""
+        """The number in the paper, comparable only if the data are the same."""
         if self.paper is None:
             return None
         n_searched = len(self.protocol.database) if self.protocol and self.genuine else None
@@ -65,9 +65,9 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What the targets ask for at a scale, and how it is run.
+    """The parts of the targets at a scale, and how to run them.
 
-    With `only`, the tables have no other methods than these; if it is `strict`, a table must have all of them.
+    `only` restricts the tables to these methods; with `strict`, a table must have all of them.
     """
 
     data: Data
@@ -164,17 +164,17 @@ class Plan:
         return Part(title, protocol, source, (), methods, bits, kinds, protocol)
 
     def _multi_label(self, methods: Sequence[str], features: tuple[str, ...], stand_in: tuple[str, ...]) -> list[Part]:
-        """NUS-WIDE, setting 1, and MIRFLICKR-25K where its folder is given."""
+        """NUS-WIDE, setting 1, and MIRFLICKR-25K if its folder is given."""
         bits, other = self.scale.bits, self.data.mirflickr
         parts = [self._nuswide("nuswide-1", "NUS-WIDE, setting 1", methods, bits, features)]
         if isinstance(other, Source):
-            # NUS-WIDE's numbers are of other images and other labels, so there are none here
+            # no printed numbers: those of NUS-WIDE are for other images and labels
             title, splits = "MIRFLICKR-25K in place of NUS-WIDE", self.data.splits(other, "mirflickr")
             parts.append(Part(title, "mirflickr", other, splits, methods, bits, stand_in))
         return parts
 
     def _asked(self, methods: Sequence[str]) -> list[str]:
-        """Those of a target that were asked for, each once."""
+        """The requested methods of a target, without repeats."""
         methods = list(dict.fromkeys(methods))
         others = [method for method in self.only if method not in methods]
         if others and (self.strict or len(others) == len(self.only)):
@@ -182,7 +182,7 @@ class Plan:
         return [method for method in methods if not self.only or method in self.only]
 
     def run(self, part: Part) -> Comparison:
-        """The comparison with the paper's numbers and its rows in the order asked for; without data, those alone."""
+        """The comparison with the paper's numbers, rows in the requested order; without data, only these numbers."""
         if isinstance(part.source, str) or part.protocol is None:
             done = not_run(part)
         else:
@@ -209,11 +209,11 @@ class Plan:
         return done
 
     def settings_of(self, part: Part) -> dict[str, Any]:
-        """Those that one of the methods has: a part of methods on features alone has none."""
+        """The settings that one of the methods has; a part with only methods on features has none."""
         if not any(variant.hasher_class.takes == "images" for variant in part.variants):
             return {}
         dtsh = any(variant.hasher_class.name == "dtsh" for variant in part.variants)
-        paper = {"sampling": "in-batch"} if dtsh else {}  # the paper's triplets, whatever the number of classes
+        paper = {"sampling": "in-batch"} if dtsh else {}  # the paper's triplets for any number of classes
         return {**paper, **(self.settings or {}), **({"epochs": self.scale.epochs} if self.scale.epochs else {})}
 
 
@@ -224,7 +224,7 @@ def _methods(takes: str, protocol: str = "") -> list[str]:
 
 
 def _changed(setting: str, values: Sequence[float], usual: float) -> list[Variant]:
-    """DTSH with each value of a setting; with the usual one it is plain DTSH, as in the tables."""
+    """DTSH with each value of a setting; the usual value is plain DTSH, as in the tables."""
     name = f"dtsh-{setting.rstrip('_')}"
     others = [Variant(f"{name}-{value:g}", "dtsh", {setting: float(value)}) for value in values]
     return [Variant.of("dtsh") if value == usual else other for value, other in zip(values, others, strict=True)]
@@ -245,7 +245,7 @@ def not_run(part: Part) -> Comparison:
 
 
 def merge(comparisons: Mapping[str, Comparison]) -> Comparison:
-    """One method on several splits with the same queries and database, as rows of one comparison by these names."""
+    """Comparisons of one method on splits with the same queries and database, as named rows of one comparison."""
     rows: list[dict[str, Any]] = []
     average_precisions: dict[Cell, np.ndarray] = {}
     for name, done in comparisons.items():

@@ -1,6 +1,6 @@
-"""Targets: a plan in; a section with tables, figures and checked outcomes out, by the table TARGETS.
+"""Targets: a plan in, a section with tables, figures and checked outcomes out, as listed in TARGETS.
 
-An ablation's default is the cell of the tables, and the retrieval figure has no cells of its own.
+Ablations take their default from the cells of the tables, and the retrieval figure has no cells of its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +80,7 @@ def show_sizes(section: Section, plan: Plan, done: Done) -> None:
 
 
 def show_examples(section: Section, plan: Plan, done: Done) -> None:
-    """The first query of each of the first classes, whatever its score, and what DTSH and DPSH find."""
+    """The first query of each of the first classes, whatever its score, and the results of DTSH and DPSH."""
     part, found = done[0]
     n = part.bits[0]
     shown = {}
@@ -110,7 +110,7 @@ def show_examples(section: Section, plan: Plan, done: Done) -> None:
 
 
 def show_port(section: Section, plan: Plan, done: Done) -> None:
-    """What each of the six differences between the released DTSH and its port does to MAP."""
+    """The effect on MAP of each of the six differences between the released DTSH and its port."""
     from hashlens.hashers.deep.dtsh_port import DIFFERENCES
 
     found, n = done[0][1], plan.scale.port_bits
@@ -169,7 +169,7 @@ TARGETS = {
 def _ablation(
     section: Section, plan: Plan, found: Comparison, values: Sequence[float], label: str, x_label: str
 ) -> dict[str, list[tuple[float, float]]]:
-    """A table and a figure of one thing changed at a time; gives by length the values and their MAP."""
+    """A table and a figure of one setting changed at a time; returns the values and their MAP by length."""
     name, lines = section.target, {}
     methods = found.result["methods"]
     for n in found.result["bits"]:
@@ -187,7 +187,7 @@ def _ablation(
 def _add_table(
     section: Section, plan: Plan, found: Comparison, name: str, title: str, labels: Mapping[str, str] | None = None
 ) -> None:
-    """Also as tables/NAME.md, .tex and .csv."""
+    """Add a table to the section, and write it as tables/NAME.md, .tex and .csv."""
     table = map_table(found.result, labels)
     section.tables[name] = table_markdown(table, title)
     write_tables(plan.out / "tables" / name, table, title, found.result)
@@ -198,7 +198,7 @@ def _figure_files(plan: Plan, name: str) -> list[Path]:
 
 
 def _by_label(found: Comparison, key: str) -> dict[str, dict[str, Any]]:
-    """By label and length: our MAP or the printed number, where there is one."""
+    """By label and length: our MAP or the printed number, if there is one."""
     return {
         row_label(row): {n: at[key] for n, at in row["lengths"].items() if at[key] is not None}
         for row in found.result["rows"]
@@ -206,5 +206,5 @@ def _by_label(found: Comparison, key: str) -> dict[str, dict[str, Any]]:
 
 
 def _p_against_dtsh(found: Comparison) -> Callable[[str, str], float]:
-    """p of a row, by its label, and a length in the paired test against DTSH."""
+    """A function that returns p of the paired test against DTSH for a row's label and a length."""
     return lambda label, n: found.significance("dtsh", label, int(n)).p
