@@ -1,1 +1,1 @@
-"""Benchmarks: committed results, the commands that make them, and speed as ratios. Not part of the package."""
+"""Benchmarks: committed results, the commands that produce them, and speed as ratios. Not part of the package."""

@@ -3,9 +3,9 @@
     python -m benchmarks.bench [metrics] [loss] [epoch] [time-to-map] [--write]
 
 Seconds on a shared machine are noisy, ratios within one process much less so; metrics and loss are in CPU time. With
---write what these two measure also goes to benchmarks/results/speed/bench.json, for a table of docs. The usual ways are
-written here from their description: a sort of the whole ranking for each query, a loop over the rows of a batch,
-fine-tuning of the whole network in plain torch.
+--write the figures of these two also go to benchmarks/results/speed/bench.json, for a table in the docs. The usual ways
+are written here from their descriptions: sorting the whole ranking for each query, a loop over the rows of a batch,
+fine-tuning the whole network in plain torch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FILE = Path(__file__).parent / "results" / "speed" / "bench.json"
 
 
 def seconds(work: Callable[[], object], repeats: int = 3, clock: Callable[[], float] = time.process_time) -> float:
-    """The best of several runs, after one to warm up: noise only adds time."""
+    """The best of several runs after a warm-up, because noise only adds time."""
     work()
     times = []
     for _ in range(repeats):
@@ -168,7 +168,7 @@ def epoch() -> None:
         return min(row["seconds"] for row in rows)
 
     floor, whole = math.inf, math.inf
-    for _ in range(4):  # alternating, against drift
+    for _ in range(4):  # alternating, to cancel drift
         floor, whole = min(floor, seconds(bare, 1, time.perf_counter)), min(whole, ours())
     print(
         f"training epoch of {len(labels):,} images\n  ours {whole:.2f} s, bare forward and backward {floor:.2f} s:"
@@ -238,7 +238,7 @@ def time_to_map(goal: float = 0.765) -> None:
         own, there = reached("ours", ours, epochs)
         if there:
             break
-    # the other takes minutes per epoch: fewer than 3 epochs while they suffice, else more, as long as it matters
+    # fine-tuning takes minutes per epoch: try fewer than 3 epochs while they suffice, else more while it matters
     taken, enough = reached("whole network", usual, 3)
     more = (2, 1) if enough else (4, 6, 8)
     for epochs in more:
@@ -262,14 +262,14 @@ def _cifar10(n: int) -> tuple[object, Labels, DTSH]:
 
 
 def _untrained() -> DTSH:
-    """With what `fit` would choose for CIFAR-10."""
+    """DTSH with the settings that `fit` would choose for CIFAR-10."""
     hasher = DTSH(32)
     hasher.sampling_, hasher.n_classes_, hasher.long_bits_ = "in-batch", 0, 0
     return hasher
 
 
 def _forget_features() -> None:
-    """Clear the cache, so that the time to compute the frozen part is counted."""
+    """Clear the cache, so that the time for computing the frozen part is counted."""
     import shutil
 
     from hashlens.files import cache_dir

@@ -1,15 +1,15 @@
-"""The index of one machine, from 10^5 to 10^8 images: what it costs to add, open and search, and what the plan said.
+"""The index on one machine, from 10^5 to 10^8 images: the costs of adding, opening and searching, and of the plan.
 
     python -m benchmarks.big SCRATCH [--most 1e8] [--keep]
 
-Codes of 48 bits come from DTSH: the outputs of a network trained on scikit-learn's digits, of which rows are drawn with
-replacement, plus normal noise of 0.5 times the standard deviation of each bit (as in search_table.py). A bit of such a
-code is 1 with a probability that depends on the row alone, so bits are drawn from these probabilities, in steps of
-1/65,536. Paths are synthetic, about 50 characters long. Shards of 65,536 images are added as `hashlens index add` does,
-one thread; trees are built at each size of the table, as that command does at its end.
+Codes of 48 bits come from DTSH: rows drawn with replacement from the outputs of a network trained on scikit-learn's
+digits, plus normal noise of 0.5 times the standard deviation of each bit (as in search_table.py). A bit of such a code
+is 1 with a probability that depends only on the row, so bits are drawn from these probabilities, in steps of 1/65,536.
+Paths are synthetic, about 50 characters long. Shards of 65,536 images are added as `hashlens index add` does, one
+thread; trees are built at each size of the table, as that command does at its end.
 
-What is measured is CPU time of the process, since others use the machine; wall time is there too. Before the last size
-is reached, what `hashlens index plan` would say of it is written to the result, from the sizes before. Killed, the same
+CPU time of the process is measured, because the machine is shared; wall time is recorded too. Before the last size is
+reached, the prediction of `hashlens index plan` from the smaller sizes is written to the result. After a kill, the same
 command resumes; a new SCRATCH begins a new record. It needs 15 GB for 10^8 and is deleted at the end, unless --keep.
 """
 
@@ -85,7 +85,7 @@ def _drawn(ones: np.ndarray, n: int, seed: int) -> Codes:
 
 
 class Clock:
-    """CPU and wall time that were spent adding, kept with the index so that a killed run resumes."""
+    """CPU and wall time spent adding, kept with the index so that a killed run resumes."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -130,7 +130,7 @@ def disk(path: Path) -> dict[str, int]:
 
 
 def memory() -> dict[str, int]:
-    """Resident bytes of this process: all, and those that are no mapped files."""
+    """Resident bytes of this process: all, and those outside mapped files."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {name: int(status[key].split()[0]) * 1024 for name, key in (("all", "VmRSS"), ("own", "RssAnon"))}
 
@@ -142,12 +142,12 @@ def timed(work: Any) -> dict[str, float]:
 
 
 def best(work: Any) -> float:
-    """CPU seconds, the least of several."""
+    """CPU seconds, the least of several runs."""
     return min(timed(work)["cpu"] for _ in range(ROUNDS))
 
 
 def measure(scratch: Path) -> dict[str, Any]:
-    """What a new process pays to open and search the index; run as a process of its own."""
+    """The costs of opening and searching the index in a new process; run as a separate process."""
     images, path = Images(scratch), scratch / "index"
     queries = images.queries()
     before = memory()
@@ -176,7 +176,7 @@ def measure(scratch: Path) -> dict[str, Any]:
     index._views = {}
     scanned = index.search(queries[:5], K)
     assert np.array_equal(scanned[0], distances) and np.array_equal(scanned[1], near), "the tree answers otherwise"
-    far = Codes(np.random.default_rng(0).integers(0, 256, (5, N_BITS // 8), np.uint8), N_BITS)  # near none of them
+    far = Codes(np.random.default_rng(0).integers(0, 256, (5, N_BITS // 8), np.uint8), N_BITS)  # far from all codes
     found |= {"scan": best(lambda: [index.search(far[row], K) for row in range(len(far))]) / len(far)}
     found |= {"memory_scanned": memory()}
     adding = IndexFolder.open(path, to_add=True)
@@ -185,7 +185,7 @@ def measure(scratch: Path) -> dict[str, Any]:
     found |= {"open_to_add": timed(lambda: IndexFolder.open(path, to_add=True))}
     found |= {"known_1000": timed(lambda: adding.add(*some, only_new=True, trees=False))}
     assert len(adding) == len(index)
-    keys = np.random.default_rng(0).integers(-(2**62), 2**62, SHARD)  # of a shard of new images
+    keys = np.random.default_rng(0).integers(-(2**62), 2**62, SHARD)  # keys of a shard of new images
     paths = items.column("path")
     adding._is_new(keys, paths, False)
     found |= {"new_keys": best(lambda: adding._is_new(keys, paths, False))}
@@ -214,7 +214,7 @@ def main() -> None:
     for n in (size for size in SIZES if size <= asked.most):
         if len(index) > n or (len(index) == n and str(n) in sizes):
             continue
-        if n == max(SIZES) and "predicted" not in result:  # before it is known
+        if n == max(SIZES) and "predicted" not in result:  # predict before measuring
             constants = fitted(list(sizes.values()))
             result["predicted"] = folder_at(n, N_BITS, 0, constants) | {"n": n, "constants": constants}
             write_json(FILE, result)

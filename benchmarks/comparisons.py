@@ -2,9 +2,9 @@
 
     python -m benchmarks.comparisons [NAME ...]
 
-Cells are kept in bench/NAME, so that rerunning resumes. Images that cannot be downloaded are looked for in the folder
-that the variable DATA names, as mirflickr25k/, birds100/, grocery81/ and voc2007/, and a comparison is skipped without
-them. Networks on CIFAR-10 are compared by benchmarks.reproduction.
+Cells are kept in bench/NAME, so that rerunning resumes. Images that cannot be downloaded are expected in the folder
+named by the variable DATA, as mirflickr25k/, birds100/, grocery81/ and voc2007/; comparisons without their images are
+skipped. Networks on CIFAR-10 are compared by benchmarks.reproduction.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ FEATURES = f"dtsh,dpsh,cnnh,ninh,dsrh,dsch,drsch,dlbhc,classifier,{QUICK},ksh"
 SLOW_FEATURES = "mlh,cghash,dh,dh-supervised"
 MIRFLICKR = "mirflickr25k"
 VIT = ["--backbone", "vit-tiny", "--image-size", "160", "--set", "lr=0.0003"]
-# images of a user's own: many classes with few images, near-duplicates, several labels per image
+# data like a user's: many classes with few images, near-duplicates, several labels per image
 OWN = {"birds100": ["birds100"], "grocery81": ["grocery81"], "voc2007": ["voc2007/voc2007.csv", "--protocol", "split"]}
-# voc2007 has several labels per image; the classifier's codes are of no use for unseen classes, as birds100 shows
+# voc2007 has several labels per image; the classifier's codes are useless for unseen classes, as birds100 shows
 UNSEEN = {"birds100": "dtsh,itq,ccaitq,ksh,classifier", "grocery81": "dtsh,itq,ccaitq,ksh"}
 LENGTHS = ["--bits", "16,48"]
 SETTING2 = ["--bits", "48", "--frozen-blocks", "15"]
 SPLITS = [*LENGTHS, "--splits", "3"]
-# the classifier learns for as long as DTSH, in the same blocks and in the same way
+# the classifier trains as long as DTSH, with the same blocks and settings
 SAME = ["frozen_blocks=16", "images=45000", "lr=0.002", "weight_decay=0.1", "adapt=0"]
 MIXUP = {"birds100": "mixup=0.2", "grocery81": "mixup=0.2", "voc2007": "mixup=0"}
 
@@ -44,7 +44,7 @@ RUNS = {
     "cifar10-images": ["cifar10", "--methods", "dtsh", "--bits", "12,24,32,48", "--splits", "3"],
     "cifar10-gist": ["cifar10", "--methods", QUICK, "--features", "gist", "--seeds", "3", "--preset", "published"],
     "cifar10-gist-slow": ["cifar10", "--methods", SLOW, "--features", "gist", "--preset", "published"],
-    # of table 1, the methods whose defaults are not the published settings
+    # methods of table 1 whose defaults differ from the published settings
     "cifar10-gist-tuned": ["cifar10", "--methods", "sdh,lfh", "--features", "gist", "--bits", "12,48"],
     "cifar10-gist-tuned-slow": ["cifar10", "--methods", "ksh,splh,fasth", "--features", "gist", "--bits", "12,48"],
     "cifar10-gist-networks": ["cifar10", "--methods", "semantic,dh,dh-supervised", "--features", "gist"],
@@ -79,7 +79,7 @@ RUNS = {
 
 
 def place_of(word: str, data: Path) -> Path | None:
-    """Where images or features that are named in a command are, if it names such."""
+    """The path of images or features named by a word of a command; None if it names none."""
     if word.endswith(".npy"):
         return CELLS / word
     return data / word if word == MIRFLICKR or word in {own[0] for own in OWN.values()} else None
@@ -107,7 +107,7 @@ def main() -> None:
         _hashlens(*command[1:2], f"{source or command[2]}", *command[3:], "--out", f"{out}")
         result = json.loads((out / "result.json").read_text(encoding="utf-8")) | {"command": " ".join(command)}
         if source:
-            result["source"] = name.partition("-")[0] if source.stem in OWN else MIRFLICKR  # wherever the folder is
+            result["source"] = name.partition("-")[0] if source.stem in OWN else MIRFLICKR  # wherever it is
         write_text(HERE / f"{name}.json", json.dumps(result, indent=1) + "\n")
 
 

@@ -1,7 +1,7 @@
 """The figures of docs/concepts, from codes of scikit-learn's digits.
 
 python -m benchmarks.concepts           measure, some seconds, → benchmarks/results/concepts.json
-python -m benchmarks.concepts --draw    only draw again what was measured, → docs/figures/concepts
+python -m benchmarks.concepts --draw    only redraw the saved measurements, → docs/figures/concepts
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def draw_distances(found: dict[str, Any]) -> None:
             axes.fill_between(np.arange(len(share)), share, step="mid", color=color, alpha=0.35)
             axes.step(np.arange(len(share)), share, where="mid", color=color, linewidth=1.6)
             peak = int(share.argmax())
-            left = -64 if kind == "same" and peak > 1 else 4  # beside the other one's label
+            left = -64 if kind == "same" and peak > 1 else 4  # next to the other label
             axes.annotate(label, (peak, share[peak]), (left, 3), textcoords="offset points", color=color, fontsize=8.5)
         axes.margins(y=0.15)
     save_figure(figure, FIGURES / "distances.svg")
@@ -93,7 +93,7 @@ def draw_ties(found: dict[str, Any]) -> None:
 
 
 def draw_pipeline() -> None:
-    """Image, features, projections, signs: the numbers are those of one digit and ITQ with 8 bits."""
+    """Image, features, projections, signs, with the numbers of one digit and 8-bit ITQ."""
     X, _ = load_digits(return_X_y=True)
     hasher = make_hasher("itq", n_bits=8).fit(X)
     u = hasher.project(X[:1])[0]

@@ -1,13 +1,13 @@
-"""Copies of photos: how many each method finds, and how many photos it mixes up.
+"""Copies of photos: how many each method finds, and how many different photos it confuses.
 
     python -m benchmarks.copies mirflickr25k-128px.tar            the table of docs/duplicates.md
     python -m benchmarks.copies mirflickr25k-128px.tar --tune grocery81.tar    our limit, on other photos
 
-For each kind of copy there is a folder of N photos of MIRFLICKR-25K and a copy of each, saved as JPEG. A copy is found
-if it is paired with its photo. A group of images is false if they come from different photos. Each peer has the
-threshold at which it finds most with at most one false group per 1,000 photos; ours is fixed beforehand, on other
-photos and on products photographed several times in a row, which are look-alikes and no copies. What is computed is
-kept in the cache, kind by kind: the same command again resumes.
+For each kind of copy there is a folder with N photos of MIRFLICKR-25K and a copy of each, saved as JPEG. A copy is
+found if it is paired with its photo. A group is false if its images come from different photos. Each peer gets the
+threshold that finds most with at most one false group per 1,000 photos; ours was fixed beforehand, on other photos and
+on products photographed several times in a row, which are look-alikes but not copies. Results are cached by kind, so
+rerunning resumes.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from hashlens.machine import machine, versions
 RESULTS = Path(__file__).parent / "results"
 SEED, N_TUNING, N_PRODUCTS, N_REPORTED = 17, 1_000, 700, 2_000
 FALSE_GROUPS = 1.0  # per 1,000 photos
-SAME = {(587, 710)}  # photos that MIRFLICKR has twice, by number; looked at one by one
+SAME = {(587, 710)}  # photos that MIRFLICKR contains twice, by number; checked by eye
 
 Copy = Callable[[Image.Image, np.random.Generator], Image.Image]
 
 
 def cropped(share: float) -> Copy:
-    """Without that share of width and height at each of the four sides."""
+    """The image without that share of width and height on each of the four sides."""
 
     def crop(image: Image.Image, rng: np.random.Generator) -> Image.Image:
         across, down = round(share * image.width), round(share * image.height)
@@ -56,7 +56,7 @@ def turned(way: Image.Transpose) -> Copy:
 
 
 def bordered(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """20 % more on each side, white, black or any colour."""
+    """The image with a border of 20 % on each side, white, black or any colour."""
     colour = [(255, 255, 255), (0, 0, 0), tuple(rng.integers(0, 256, 3).tolist())][rng.integers(3)]
     return ImageOps.expand(image, round(0.2 * image.width), colour)
 
@@ -70,7 +70,7 @@ def with_text(image: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def screenshot(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """In a window: margins of 5 to 25 % of the image on each side, below a bar with a title and three buttons."""
+    """The image in a window: margins of 5 to 25 % on each side, below a bar with a title and three buttons."""
     width, height = image.size
     left, right, top, bottom = rng.uniform(0.05, 0.25, 4)
     dark, bar = rng.random() < 0.5, round(0.1 * height)
@@ -109,20 +109,20 @@ ORIENTED = ("mirrored", "upside down", "rotated 90°", "rotated 180°", "rotated
 
 
 def saved(image: Image.Image, kind: str) -> Image.Image:
-    """As it comes back from a file."""
+    """The image after saving and reloading."""
     file = io.BytesIO()
     image.save(file, "JPEG", quality=20 if kind == "JPEG quality 20" else 90)
     return Image.open(file).convert("RGB")
 
 
 def dark_and_uniform(photos: list[Image.Image]) -> Iterator[Image.Image]:
-    """300 different images that have little in them."""
+    """300 different images with little content."""
     rng = np.random.default_rng(SEED)
-    for image in photos[:100]:  # at night, with the lens cap on: at most 10 of 255
+    for image in photos[:100]:  # dark, as with the lens cap on: at most 10 of 255
         yield ImageEnhance.Brightness(image).enhance(0.04)
     for _ in range(100):  # one colour, with a little noise
         yield Image.fromarray((rng.integers(0, 256, 3) + rng.normal(0, 1.5, (128, 128, 3))).clip(0, 255).astype("u1"))
-    for _ in range(100):  # from one colour to another, as a sky
+    for _ in range(100):  # a gradient between two colours, like a sky
         ends, way = rng.uniform(0, 256, (2, 3)), np.linspace(0, 1, 128)[:, None, None]
         sky = np.broadcast_to(ends[0] + (ends[1] - ends[0]) * way, (128, 128, 3))
         yield Image.fromarray(np.ascontiguousarray(sky.astype("u1")))
@@ -139,7 +139,7 @@ PEERS: dict[str, Callable[[Image.Image], np.ndarray]] = {
     "wHash 64": _imagehash(imagehash.whash),
     "PDQ 256": lambda image: np.packbits(pdqhash.compute(np.asarray(image))[0]),
 }
-EIGHT = ", 8 orientations"  # the hashes of the photo turned all ways, the nearest counts
+EIGHT = ", 8 orientations"  # hashes of the photo in all orientations; the nearest counts
 TURNED = ("pHash 256", "PDQ 256")
 
 
@@ -153,12 +153,12 @@ def read_photos(path: Path, numbers: np.ndarray) -> list[Image.Image]:
 
 
 def described(images: list[Image.Image], file: Path, names: list[str]) -> dict[str, np.ndarray]:
-    """What each method keeps of each image, and its seconds; from the file if it is there."""
+    """The descriptors of each method for each image, and its seconds; from the file if it exists."""
     found: dict[str, np.ndarray] = {}
     if file.exists():
         with np.load(file) as kept:
             found = dict(kept)
-    if "looks" in found and found["looks"].dtype != LOOK:  # of another version
+    if "looks" in found and found["looks"].dtype != LOOK:  # from another version
         del found["looks"]
     missing = [name for name in names if name not in found]
     if not missing:
@@ -183,7 +183,7 @@ def described(images: list[Image.Image], file: Path, names: list[str]) -> dict[s
 
 
 def false_groups(n: int, pairs: np.ndarray, same: np.ndarray) -> int:
-    """Groups that pairs of images make, with their photos known, from different photos."""
+    """The number of groups, formed by pairs of images, that mix different photos."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -196,7 +196,7 @@ def false_groups(n: int, pairs: np.ndarray, same: np.ndarray) -> int:
 
 
 def pairs_within(a: np.ndarray, b: np.ndarray, radius: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of `a` and of `b` whose codes are near, (n, 2), and the distances; the nearest of several codes counts."""
+    """Rows of `a` and `b` with near codes, (n, 2), and their distances; the nearest of several codes counts."""
     ways, padded = a.reshape(len(a), -1, a.shape[-1]), -a.shape[-1] % 8
     words_a, words_b = (
         np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padded)]).view(np.uint64) for x in (np.ascontiguousarray(ways), b)
@@ -214,12 +214,12 @@ def peer_curve(name: str, kept: dict[str, dict[str, np.ndarray]], same: np.ndarr
     """Recall per kind at the largest radius with few false groups."""
     n, photos = len(same), kept["photo"][name]
     plain = kept["photo"][name.removesuffix(EIGHT)]
-    limit = 8 * plain.shape[-1] * 3 // 8  # far enough: all have too many false groups before
+    limit = 8 * plain.shape[-1] * 3 // 8  # all methods have too many false groups below this
     near = {}
     for kind in KINDS:
         both = np.concatenate([plain, kept[kind][name.removesuffix(EIGHT)]])
         pairs, apart = pairs_within(photos, both, limit)
-        if not name.endswith(EIGHT):  # of copies with copies too
+        if not name.endswith(EIGHT):  # include pairs of copies
             more, more_apart = pairs_within(both[n:], both[n:], limit)
             pairs, apart = np.concatenate([pairs, more + n]), np.concatenate([apart, more_apart])
         near[kind] = pairs, apart
@@ -227,7 +227,7 @@ def peer_curve(name: str, kept: dict[str, dict[str, np.ndarray]], same: np.ndarr
     for radius in range(limit + 1):
         groups = [false_groups(n, pairs[apart <= radius], same) for pairs, apart in near.values()]
         false = float(np.mean(groups)) / n * 1_000
-        if chosen and false > FALSE_GROUPS:  # equal hashes count even if they are too many
+        if chosen and false > FALSE_GROUPS:  # equal hashes count even with too many false groups
             break
         recall = {
             kind: float(((pairs[:, 1] - pairs[:, 0] == n) & (apart <= radius)).sum()) / n
@@ -243,13 +243,13 @@ def peer_curve(name: str, kept: dict[str, dict[str, np.ndarray]], same: np.ndarr
 
 
 def judged_pairs(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Candidates and what their alignment says, whatever the limit."""
+    """Candidates and the results of their alignment, without a limit."""
     first, second, maps = (np.concatenate(parts) for parts in zip(*candidates(looks), strict=True))
     return np.stack([first, second], axis=1), judged(looks, first, second, maps)
 
 
 def pairs_of(looks: np.ndarray, place: Path, kind: str) -> tuple[np.ndarray, float]:
-    """What `copies` finds, and its seconds; from the cache if code and looks are the same."""
+    """The pairs found by `copies`, and its seconds; from the cache if code and looks are unchanged."""
     digest = hashlib.sha256(looks.tobytes())
     for module in (align, copying):
         digest.update(Path(str(module.__file__)).read_bytes())
@@ -285,7 +285,7 @@ def ours(kept: dict[str, dict[str, np.ndarray]], same: np.ndarray, numbers: np.n
 
 
 def read_products(path: Path) -> list[Image.Image]:
-    """The first N_PRODUCTS images in the order of their names, so those of a class one after the other."""
+    """The first N_PRODUCTS images ordered by name, so that classes are contiguous."""
     with tarfile.open(path) as tar:
         members = sorted((member for member in tar if member.name.endswith(".jpg")), key=lambda member: member.name)
         files = [tar.extractfile(member) for member in members[:N_PRODUCTS]]
@@ -293,7 +293,7 @@ def read_products(path: Path) -> list[Image.Image]:
 
 
 def tune(kept: dict[str, dict[str, np.ndarray]], same: np.ndarray, products: list[Image.Image]) -> list[dict[str, Any]]:
-    """Recall, false groups and pairs of products taken for copies, at several limits of the correlation."""
+    """Recall, false groups and pairs of products taken for copies, at several correlation limits."""
     exposures, of_exposures = judged_pairs(np.stack([look_at(image) for image in products]))
     n, rows = len(same), []
     found = {kind: judged_pairs(np.concatenate([kept["photo"]["looks"], kept[kind]["looks"]])) for kind in KINDS}

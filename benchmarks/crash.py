@@ -4,9 +4,9 @@
 
 A case prepares a folder and has a command that can be rerun until it succeeds. The command runs once without
 interruption; then, each time in a fresh copy, it is killed (SIGKILL) somewhere between its first write and its end, the
-files it left are checked, and it is rerun. Every file it writes must be the same, byte for byte. Moments are counted by
-the numbers in the names of files, and only between two of them in time, so that they are spread evenly on a busy
-machine too; early moments are more frequent, because exiting takes longer than writing.
+files it left are checked, and it is rerun. Every file it writes must be the same, byte for byte. Moments are chosen by
+the numbers in file names, and by time only between two of them, so that they are spread evenly on a busy machine too;
+early moments are more frequent, because exiting takes longer than writing.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from hashlens.hashers.methods import make_hasher
 from hashlens.index.folder import IndexFolder
 
 N_IMAGES = 300
-N_CODES, N_SHARDS = 2_000, 30  # a shard, and shards to add; joined ones are still too small for a tree
+N_CODES, N_SHARDS = 2_000, 30  # codes per shard, and shards to add; joined parts are still too small for a tree
 MODEL = {"fingerprint": "0" * 64, "name": "crash"}
 
 
 @dataclass(frozen=True)
 class Case:
-    prepare: Callable[[Path], None]  # make what the command needs
+    prepare: Callable[[Path], None]  # prepare the command's input
     command: list[str]  # the arguments of hashlens, run in that folder
-    folder: str  # what it writes
-    check: Callable[[Path], str]  # of the files a killed command left: raises if they are unusable, else describes them
+    folder: str  # the folder it writes
+    check: Callable[[Path], str]  # raises if the files of a killed command are unusable, else describes them
 
 
 def prepare_encode(place: Path) -> None:
@@ -113,7 +113,7 @@ CASES = {
 
 
 def start(case: Case, place: Path) -> tuple[subprocess.Popen[bytes], float]:
-    """The command, and the time when it first wrote something."""
+    """Start the command; returns it and the time of its first write."""
     before = names(place / case.folder)
     process = subprocess.Popen([sys.executable, "-m", "hashlens", *case.command], cwd=place, stdout=subprocess.DEVNULL)
     while process.poll() is None and names(place / case.folder) == before:
@@ -122,7 +122,7 @@ def start(case: Case, place: Path) -> tuple[subprocess.Popen[bytes], float]:
 
 
 def kill(process: subprocess.Popen[bytes], folder: Path, number: int, seconds: float) -> bool:
-    """Kill the process when files have that number, plus that many seconds; gives whether it was still running."""
+    """Kill the process that many seconds after files reach that number; returns whether it was still running."""
     while process.poll() is None and highest(folder) < number:
         time.sleep(0.001)
     time.sleep(seconds)
@@ -131,12 +131,12 @@ def kill(process: subprocess.Popen[bytes], folder: Path, number: int, seconds: f
 
 
 def names(folder: Path) -> set[str]:
-    """The number of all files, temporary ones too; quick enough to see the first of them."""
+    """The number of all files, including temporary ones; fast enough to notice the first."""
     return {entry.name for entry in os.scandir(folder)} if folder.exists() else set()
 
 
 def highest(folder: Path) -> int:
-    """The highest number that a file of the folder has in its name; it grows, even where files are joined."""
+    """The highest number in a file name of the folder; it grows even when files are joined."""
     return max((int(number) for name in names(folder) for number in re.findall(r"-(\d+)\.", name)), default=0)
 
 
@@ -145,7 +145,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     for file in folder.rglob("*") if folder.exists() else ():
         try:
             found[file.relative_to(folder).as_posix()] = file.read_bytes()
-        except (FileNotFoundError, IsADirectoryError):  # a temporary file that has been renamed meanwhile
+        except (FileNotFoundError, IsADirectoryError):  # a temporary file was renamed meanwhile
             continue
     return found
 
@@ -157,7 +157,7 @@ def finish(process: subprocess.Popen[bytes]) -> float:
 
 
 def run(name: str, moments: int, seed: int, place: Path) -> bool:
-    """Whether all moments went well."""
+    """Whether the command survived kills at all moments."""
     case, rng = CASES[name], random.Random(seed)
     prepared, whole = place / "prepared", place / "whole"
     prepared.mkdir()

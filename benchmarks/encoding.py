@@ -1,11 +1,11 @@
-"""JPEG files to codes: images per second of one core in 8 bits and in floats, and MAP in 8 bits next to that in floats.
+"""JPEG files to codes: images per second on one core in 8 bits and in floats, and MAP in both.
 
     python -m benchmarks.encoding map NAME RUN [--every 4]    # RUN of hashlens train; of the database every 4th image
     python -m benchmarks.encoding speed RUN PHOTOS            # photos, enlarged to 640 x 480 here
 
-Both add to benchmarks/results/speed/encoding.json. Speed is CPU time on one thread, all ways in turns, the
-least of several rounds. The usual way is a torch DataLoader and the same network in eager torch; the DataLoader has no
-worker processes, so that their start and the copies between them do not count against it.
+Both add to benchmarks/results/speed/encoding.json. Speed is CPU time on one thread, all ways in turns, the least of
+several rounds. The usual way is a torch DataLoader and the same network in eager torch; the DataLoader has no worker
+processes, so that starting them and copying between them does not count against it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def in_8_bits(run: Path, folder: Path) -> Encoder:
 
 
 def measure_map(run: Path, every: int) -> dict[str, Any]:
-    """MAP of the run's own queries among its database, with the saved codes in floats and with codes in 8 bits."""
+    """MAP of the run's own queries in its database, with the saved float codes and with 8-bit codes."""
     source, protocol = open_source_of(load_config(run), None, Progress(quiet=True)), Protocol.load(run / "split.json")
     query, database, asked, searched = load_codes(run)
     some = np.arange(0, len(database), every)
@@ -128,7 +128,7 @@ def measure_speed(run: Path, photos: Path) -> dict[str, Any]:
 
 
 def alone(encoder: Encoder, pixels: np.ndarray) -> None:
-    """The network on images that are read already."""
+    """The network alone, on images that were already read."""
     extractor = encoder.require_images()
     for i in range(0, len(pixels), extractor.batch):
         extractor(pixels[i : i + extractor.batch])

@@ -1,15 +1,15 @@
-"""What an image costs in Milvus and in PostgreSQL with pgvector: time to insert, disk, memory, and time per query.
+"""The costs of an image in Milvus and in PostgreSQL with pgvector: time to insert, disk, memory, and time per query.
 
     python -m benchmarks.engine_costs [milvus] [pgvector] [--n 100000 1000000]
 
 Real servers on this machine, through the engines of hashlens. Codes of 48 bits, paths and queries are those of
-benchmarks/big.py, with one of a hundred labels each. A server has settled before it is asked: everything is flushed,
-compacted and indexed, it was started again, and queries were asked before. The exact search is measured, and the
-approximate index of each server with its recall.
+benchmarks/big.py, with one of a hundred labels each. Before queries are measured, the server is settled: everything is
+flushed, compacted and indexed, and the server is restarted and warmed up with queries. Exact search is measured, and
+each server's approximate index with its recall.
 
-CPU time is that of the client and of all processes of the server, since others use the machine. What a server takes
-while nobody asks it anything is measured for IDLE seconds and subtracted. The figures go to
-benchmarks/results/engines.json; `hashlens index plan` counts with them.
+CPU time of the client and of all server processes is measured, because the machine is shared. A server's idle CPU time
+is measured for IDLE seconds and subtracted. The figures go to benchmarks/results/engines.json and are used by `hashlens
+index plan`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from hashlens.machine import blocks, machine
 FILE = Path(__file__).parent / "results" / "engines.json"
 QUERIES, K, PATIENCE = 20, 10, 20
 IDLE = 10  # seconds
-SETTLED = 0.3  # of a core, below which a server does nothing in the background
-SECONDS = 600  # in which it settles
+SETTLED = 0.3  # of a core; a server using less has no background work
+SECONDS = 600  # most seconds to settle
 APPROXIMATE = {"milvus": "ivf", "pgvector": "hnsw"}
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def processes(folder: Path) -> list[Path]:
-    """Those of the server: started here or with the folder in their command, and their children."""
+    """The server's processes: started here or with the folder in their command, and their children."""
     found: dict[str, Path] = {}
     every = [path for path in Path("/proc").iterdir() if path.name.isdigit() and path.name != str(os.getpid())]
     for _ in range(3):
@@ -62,12 +62,12 @@ def cpu(folder: Path) -> float:
     for path in processes(folder):
         with suppress(OSError):
             fields = (path / "stat").read_text().rpartition(")")[2].split()
-            total += sum(map(int, fields[11:15])) / TICKS  # its own, and that of children that have ended
+            total += sum(map(int, fields[11:15])) / TICKS  # own time, and that of children that have ended
     return total
 
 
 def memory(folder: Path) -> int:
-    """Resident bytes of the server; what its processes share is counted once."""
+    """Resident bytes of the server; memory shared by its processes counts once."""
     total = 0
     for path in processes(folder):
         with suppress(OSError):
@@ -77,7 +77,7 @@ def memory(folder: Path) -> int:
 
 
 def disk(folder: Path) -> int:
-    """Bytes of its files, without the log of PostgreSQL, which is kept to a fixed size."""
+    """Bytes of its files, without PostgreSQL's log, which has a fixed size."""
     total = 0
     for file in folder.rglob("*"):
         with suppress(OSError):
@@ -93,7 +93,7 @@ def timed(folder: Path, work: Callable[[], object], idle: float = 0) -> dict[str
 
 
 def patiently(work: Callable[[], Any]) -> Any:
-    """On a busy machine, a server is behind with what it was given."""
+    """Retry `work` while a server on a busy machine is behind with earlier requests."""
     for _ in range(PATIENCE):
         with suppress(StorageError):
             return work()
@@ -102,7 +102,7 @@ def patiently(work: Callable[[], Any]) -> Any:
 
 
 def settle(name: str, index: Any, folder: Path) -> None:
-    """Wait until the server has nothing left to do with what it was given."""
+    """Wait until the server has finished its background work."""
     patiently(index.flush)
     if name == "pgvector":
         index._execute("VACUUM ANALYZE {table}")
@@ -120,7 +120,7 @@ def settle(name: str, index: Any, folder: Path) -> None:
 
 
 class Searches:
-    """Counts the searches that an answer of Milvus takes: ties at its end take more than one."""
+    """Counts the searches for an answer of Milvus: ties at its end need more than one."""
 
     def __init__(self, index: Any):
         self.n = 0
@@ -138,7 +138,7 @@ def items(paths: pa.Table, start: int) -> pa.Table:
 
 
 def queried(index: Any, queries: Codes, folder: Path, idle: float) -> dict[str, float]:
-    """What a query takes, with the searches that it consists of."""
+    """The costs of a query, and the number of searches behind it."""
 
     def ask() -> None:
         for row in range(QUERIES):
@@ -154,7 +154,7 @@ def queried(index: Any, queries: Codes, folder: Path, idle: float) -> dict[str, 
 
 
 def measure(name: str, n: int, images: Images, folder: Path) -> Iterator[dict[str, Any]]:
-    """What was found: first without, then with the approximate index, which may take much longer to build."""
+    """Measurements, first without, then with the approximate index, which may take much longer to build."""
     queries = images.queries()
     with SERVERS[name](folder) as server:
         index = patiently(lambda: open_server(name, server.where, n_bits=N_BITS))
@@ -172,7 +172,7 @@ def measure(name: str, n: int, images: Images, folder: Path) -> Iterator[dict[st
         found |= {"insert": timed(folder, insert, found["idle"])}
         assert len(index) == n
         index.close()
-        server.stop()  # what it took to insert is no part of what it takes to search
+        server.stop()  # memory used for inserting does not count for searching
         server.start()
         index = patiently(lambda: open_server(name, server.where))
         settle(name, index, folder)

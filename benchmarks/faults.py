@@ -3,12 +3,12 @@
     python -m benchmarks.faults [--index INDEX] [--faults 2000] [--seed 0] [--out FILE]
 
 Each fault flips a bit, cuts a file short, zeroes some bytes or swaps two files of an index, a codes folder, a model, an
-exported model, lists of faiss, a cache of features or of looks, or a checkpoint. Then whoever reads the folder is asked
-for everything: searches for all hits by code, id, radius and label, whether images are known, the same after an
-addition that joins parts, codes of images and features, the end of the training. The answer must be the one before the
-fault, or one sentence that names the file. Readers run in a process of their own, so that a crash is noticed. INDEX may
-be the folder of any index; it is copied. Without it, a small one is made, with three parts, ids, removed images, keys,
-second codes and radius tables. A run goes on where FILE ends, if that is of the same seed and of fewer faults.
+exported model, lists of faiss, a cache of features or of looks, or a checkpoint. Then everything is read from the
+folder: searches for all hits by code, id, radius and label, whether images are known, the same after an addition that
+joins parts, codes of images and features, the end of the training. The answer must be the same as before the fault, or
+one sentence that names the file. Readers run in a separate process, so that a crash is noticed. INDEX may be the folder
+of any index; it is copied. Without it, a small one is made, with three parts, ids, removed images, keys, second codes
+and radius tables. A run continues where FILE ends, if that has the same seed and fewer faults.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hashlens.files import write_json
 
 KINDS = ("flip", "cut", "zero", "swap")
 N_BITS, SECOND_BITS, N, N_MORE = 20, 30, 300, 600
-SECONDS = 600  # that a reader may take, on a busy machine too
+SECONDS = 600  # most seconds for a reader, even on a busy machine
 MODEL = {"fingerprint": "0" * 64, "name": "faults"}
 
 
@@ -55,7 +55,7 @@ def random_codes(n: int, seed: int, n_bits: int = N_BITS, second_bits: int = SEC
 
 
 def ask_index(path: Path) -> str:
-    """Everything that can be asked of an index, and again when its parts were joined."""
+    """Everything that can be read from an index, and again after joining its parts."""
     from hashlens.index.folder import IndexFolder
 
     before = ask_codes(path)
@@ -74,7 +74,7 @@ def _alive(index: Any) -> list[np.ndarray]:
 
 
 def ask_codes(path: Path) -> str:
-    """Everything that can be asked of an index or a codes folder."""
+    """Everything that can be read from an index or a codes folder."""
     from hashlens.search import Searcher, open_index
 
     searcher = Searcher(open_index(path))
@@ -123,7 +123,7 @@ def ask_lists(path: Path) -> str:
 
     rng = np.random.default_rng(1)
     lists = ApproximateIndex(N_BITS, path)
-    if not len(lists):  # it is made first
+    if not len(lists):  # make it first
         lists.add(Codes.from_relaxed(rng.normal(size=(N, N_BITS))))
         lists.flush()
     distances, ids = lists.search(Codes.from_relaxed(rng.normal(size=(3, N_BITS))), N)
@@ -131,7 +131,7 @@ def ask_lists(path: Path) -> str:
 
 
 def ask_looks(path: Path) -> str:
-    """What was seen of two images, which are looked at again if the cache cannot be used."""
+    """Looks of two images, which are computed again if the cache cannot be used."""
     import sklearn.datasets
 
     from hashlens.duplicates.looks import looks_of
@@ -147,7 +147,7 @@ def ask_looks(path: Path) -> str:
 
 
 def ask_checkpoint(path: Path, stop: Callable[[], bool] = lambda: False) -> str:
-    """The model at the end of a training that is resumed."""
+    """The model at the end of a resumed training."""
     from hashlens import DTSH, Training
 
     rng = np.random.default_rng(1)
@@ -218,7 +218,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def damage(kind: str, path: Path, folder: Path, rng: random.Random) -> list[Path]:
-    """Do it; returns the files that are not what they were."""
+    """Damage a folder; returns the changed files."""
     content = bytearray(path.read_bytes())
     if kind == "swap":
         others = [other for other in files_of(folder) if other.read_bytes() != content]
@@ -255,7 +255,7 @@ def reader(connection: Connection) -> None:
 
 
 class Reader:
-    """A process that reads, and a new one whenever it has died."""
+    """A process that reads, restarted whenever it dies."""
 
     def __init__(self) -> None:
         self._start()
@@ -293,9 +293,9 @@ def run(
     before: dict[str, Any] | None = None,
     save: Callable[[dict[str, Any]], Any] = lambda result: None,
 ) -> dict[str, Any]:
-    """Make n faults; returns the number of each outcome per kind of folder, and all that went wrong.
+    """Make n faults; returns the number of each outcome per kind of folder, and all failures.
 
-    `before` is the result of a run of the same faults that was cut short; every 50 faults the result so far is saved.
+    `before` is the result of an interrupted run of the same faults; the result so far is saved every 50 faults.
     """
     told = before or {"folders": {}, "kinds": {}, "wrong": [], "faults": 0}
     outcomes: dict[str, Counter[str]] = {name: Counter(told["folders"].get(name, {})) for name in only}

@@ -20,12 +20,12 @@ from hashlens.features.extractor import image_features
 from hashlens.machine import blocks, machine, versions
 from hashlens.progress import Progress
 
-KINDS = ("efficientnet-lite0@112", "resnet50@112")  # the copy that was used has images of 128 pixels
+KINDS = ("efficientnet-lite0@112", "resnet50@112")  # the images of our copy have 128 pixels
 OUT = Path(__file__).parent / "results" / "features" / "mirflickr.json"
 
 
 def average_precisions(similarity: np.ndarray, right: np.ndarray, topk: int) -> np.ndarray:
-    """Of each query, divided by the relevant items within the first `topk`, as the paper counts."""
+    """Average precision of each query, divided by the relevant items within the first `topk`, as in the paper."""
     order = np.argsort(-similarity, axis=1, kind="stable")[:, :topk]
     hits = np.take_along_axis(right, order, 1)
     found = hits.cumsum(1)

@@ -3,8 +3,8 @@
     DATA=folder python -m benchmarks.few
 
 Fixed features of EfficientNet-Lite0, 48 bits, defaults of all methods, protocols few-1 to few-8, three splits. All
-images but the queries are searched, so most of the database was not learned from. Finished runs are kept in the result;
-no setting was chosen by these figures.
+images but the queries are searched, so most of the database was not used in training. Finished runs are kept in the
+result; no setting was chosen by these figures.
 
 Writes benchmarks/results/few.json and docs/figures/few.png.
 """

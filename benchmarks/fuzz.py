@@ -24,7 +24,7 @@ ALLOWED = {200, 201, 202, 204, 400, 401, 403, 404, 405, 408, 409, 413, 415, 421,
 
 
 def fuzz(app: FastAPI, n: int, seed: int) -> dict[str, Any]:
-    """Send about n requests, spread over all addresses; gives the failures and the number of answers per status."""
+    """Send about n requests, spread over all addresses; returns the failures and the number of answers per status."""
     logging.getLogger("httpx").setLevel(logging.WARNING)
     schema = schemathesis.openapi.from_asgi("/openapi.json", app, headers={"Host": "127.0.0.1"})
     operations = [result.ok() for result in schema.get_all_operations()]
@@ -41,7 +41,7 @@ def fuzz(app: FastAPI, n: int, seed: int) -> dict[str, Any]:
                 failures.append(f"{method} {path}: {response.status_code} without a sentence: {response.text[:200]}")
 
         for operation in operations:
-            # an address that takes no parameters has only one request to send
+            # an address without parameters has only one possible request
             share = n // 2 if "search" in operation.path else n // (2 * len(operations))
             _from_document(operation, share, seed, send)
         _mutated(n - sum(statuses.values()), seed, send)
@@ -61,11 +61,11 @@ def _is_sentence(response: Any) -> bool:
 
 
 def _from_document(operation: Any, n: int, number: int, send: Any) -> None:
-    """Requests that keep to the document, and some that do not."""
+    """Requests that follow the document, and some that do not."""
     for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
         try:
             strategy = operation.as_strategy(generation_mode=mode)
-        except Exception as error:  # an address without parameters cannot be asked wrongly
+        except Exception as error:  # an address without parameters has no invalid requests
             logging.getLogger(__name__).debug("%s: %s", operation.label, error)
             continue
 
@@ -77,14 +77,14 @@ def _from_document(operation: Any, n: int, number: int, send: Any) -> None:
         @given(case=strategy)
         def run(case: Any) -> None:
             how = case.as_transport_kwargs(base_url="http://127.0.0.1")
-            if "files" in how:  # of another type than a file, as a wrong one may be
+            if "files" in how:  # an invalid request may have another type than a file
                 how["files"] = [(str(name), _bytes(value)) for name, value in how["files"]]
             kept = ("params", "json", "data", "files", "headers", "content")
             send(how["method"], how["url"], **{name: how[name] for name in kept if name in how})
 
         try:
             run()
-        except Exception as error:  # nothing can be generated for it
+        except Exception as error:  # no request can be generated for it
             logging.getLogger(__name__).debug("%s: %s", operation.label, error)
 
 
@@ -95,7 +95,7 @@ def _bytes(value: Any) -> Any:
 
 
 def _mutated(n: int, number: int, send: Any) -> None:
-    """Odd bodies, odd addresses and images with changed bytes: what the document does not describe."""
+    """Requests beyond the document: odd bodies, odd addresses and images with changed bytes."""
     rng = random.Random(number)
     image = _image()
     words = [

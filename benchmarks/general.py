@@ -1,4 +1,4 @@
-"""The model that comes with the package: made, its settings chosen, and measured.
+"""The general model that comes with the package: making it, choosing its settings, and measuring it.
 
     python -m benchmarks.general DATA choose     # → benchmarks/results/tuning/general.json
     python -m benchmarks.general DATA make       # → src/hashlens/codes/general/
@@ -6,13 +6,13 @@
 
 DATA is a folder with birds100, grocery81, voc2007, mirflickr25k and, to choose, fashion-mnist, unpacked.
 
-The network is EfficientNet-Lite0 in 8 bits (codes/int8.py). Pooled outputs are sums of integers too, exact in
-float32; the features x are the square roots of their shares of the total, so that a few strong outputs do not decide
-alone. Most of their mean over unlabelled photos is taken away, and the bits are signs of two random rotations of the
-rest: all of its directions, since those that vary little among photos of everything tell birds from birds.
+The network is EfficientNet-Lite0 in 8 bits (codes/int8.py). Pooled outputs are sums of integers, also exact in float32;
+the features x are the square roots of their shares of the total, so that a few strong outputs do not dominate. Most of
+their mean over unlabelled photos is subtracted, and the bits are signs of two random rotations of the rest. All
+directions are kept, because those that vary little among photos of everything distinguish birds from birds.
 
-Photos: MIRFLICKR-25K numbers 1 to 10,000 calibrate the network and give the mean; on 10,001 to 20,000, CIFAR-10
-and Fashion-MNIST settings are chosen. No other image has a part in the model; 20,001 to 25,000, birds100, grocery81 and
+Photos: MIRFLICKR-25K numbers 1 to 10,000 calibrate the network and give the mean; settings are chosen on 10,001 to
+20,000, CIFAR-10 and Fashion-MNIST. No other image influences the model; 20,001 to 25,000, birds100, grocery81 and
 voc2007 are for `measure`.
 """
 
@@ -46,17 +46,17 @@ from hashlens.hashers.shallow.spectral import random_rotation
 from hashlens.machine import blocks, machine, versions
 
 NETWORK = "efficientnet-lite0"
-SIZE, N_BITS, CENTRE = 224, 2560, 0.8  # CENTRE: how much of the mean is taken away
+SIZE, N_BITS, CENTRE = 224, 2560, 0.8  # CENTRE: how much of the mean is subtracted
 FIT, CHOICE, MORE, REPORTED = range(1, 10_001), range(10_001, 12_501), range(12_501, 20_001), range(20_001, 25_001)
-NARROW, N_NARROW = ("flower", "food"), 120  # labels and number of the photos that crops of one subject are cut from
-RARE = {"baby", "bird", "car", "dog", "food", "lake", "river", "sea"}  # labels of few images of MIRFLICKR
-MEANT = 1_966  # images of FIT that the mean is of
+NARROW, N_NARROW = ("flower", "food"), 120  # labels and number of photos for crops of one subject
+RARE = {"baby", "bird", "car", "dog", "food", "lake", "river", "sea"}  # labels with few images in MIRFLICKR
+MEANT = 1_966  # images of FIT used for the mean
 NEAREST = 8
 RESULTS = Path(__file__).parent / "results"
 
 
 def flickr(data: Path, numbers: range) -> tuple[Images, Labels]:
-    """The labelled ones of these images."""
+    """The labelled images among these numbers."""
     source = open_source(data / "mirflickr25k")
     rows = [row for row, name in enumerate(source.images.names) if int(re.findall(r"\d+", name)[-1]) in numbers]
     return source.images[rows], source.labels[rows]
@@ -75,12 +75,12 @@ def network(size: int) -> Any:
 
 
 def quantised(size: int, images: Images) -> Any:
-    """The network in 8 bits, whose outputs (n, 1280) are square roots of shares of all activations."""
+    """The network in 8 bits; its outputs (n, 1280) are square roots of shares of the total activation."""
     return _integers_at_the_end(in_8_bits(network(size), images, windows=False))
 
 
 def _integers_at_the_end(model: Any) -> Any:
-    """Pool the integers of the last layer; shares and roots are doubles."""
+    """Pool the integers of the last layer; shares and roots are in double precision."""
     from onnx import TensorProto, helper, numpy_helper
 
     graph = model.graph
@@ -89,7 +89,7 @@ def _integers_at_the_end(model: Any) -> Any:
     last = made_by[pool.input[0]]  # DequantizeLinear
     assert last.op_type == "DequantizeLinear", last.op_type
     replaced, name = [last], last.output[0]
-    while found := next((node for node in graph.node if name in node.input), None):  # from the last layer on
+    while found := next((node for node in graph.node if name in node.input), None):  # walk on from the last layer
         replaced.append(found)
         name = found.output[0]
     for node in replaced:
@@ -118,7 +118,7 @@ def runnable(graph: Any, size: int) -> Extractor:
 
 
 def outputs(graph: Any, images: Images, size: int, name: str) -> np.ndarray:
-    """What a graph gives for all images; kept in the cache by their name, so that a stopped call resumes."""
+    """A graph's outputs for all images, cached under `name`, so that a stopped call resumes."""
     key = hashlib.sha256(graph.SerializeToString()).hexdigest()[:16]
     place = cache_dir() / "benchmark-general" / f"{key}-{name}-{len(images)}-{size}.npy"
     if not place.exists():
@@ -131,12 +131,12 @@ def outputs(graph: Any, images: Images, size: int, name: str) -> np.ndarray:
 
 
 def mean_of(graph: Any, fit: Images) -> np.ndarray:
-    """The features that photos have on average."""
+    """The average features of photos."""
     return np.asarray(outputs(graph, fit[:: len(fit) // MEANT], SIZE, "fit").mean(0))
 
 
 def projection(n_features: int, n_bits: int = N_BITS) -> np.ndarray:
-    """(n_features, n_bits) int8: as many random rotations as are needed, whose scale does not matter for signs."""
+    """(n_features, n_bits) int8: as many random rotations as needed; their scale does not matter for signs."""
     rng = np.random.default_rng(0)
     rotations = [random_rotation(n_features, rng) for _ in range(-(-n_bits // n_features))]
     P = np.concatenate(rotations, axis=1)[:, :n_bits]
@@ -168,7 +168,7 @@ def make(data: Path) -> None:
 
 
 def precision(order: np.ndarray, labels: Labels) -> float:
-    """Mean share of the nearest that share a label with the query; `order` (n, NEAREST) has rows of others."""
+    """Mean share of the nearest images that share a label with the query; `order` (n, NEAREST) are their rows."""
     right = [relevant(labels[[row]], labels[order[row]])[0].mean() for row in range(len(order))]
     return float(np.mean(right))
 
@@ -178,13 +178,13 @@ def by_cosine(X: np.ndarray) -> np.ndarray:
     order = []
     for rows in blocks(len(X), 500):
         similarity = X[rows] @ X.T
-        similarity[np.arange(len(similarity)), np.arange(rows.start, rows.stop)] = -2  # the query itself
+        similarity[np.arange(len(similarity)), np.arange(rows.start, rows.stop)] = -2  # exclude the query itself
         order.append(np.argpartition(-similarity, NEAREST, axis=1)[:, :NEAREST])
     return np.concatenate(order)
 
 
 def by_code(codes: Codes) -> np.ndarray:
-    """The nearest as a search gives them, without the query."""
+    """The nearest images in the order of a search, without the query."""
     index = HammingIndex(codes.n_bits)
     index.add(codes)
     ids = index.search(codes, NEAREST + 1)[1]
@@ -241,7 +241,7 @@ def _by_features(features: np.ndarray, labels: Labels) -> float:
 
 
 def sets_to_choose_on(data: Path) -> dict[str, tuple[Images, Labels]]:
-    """Images in no reported table: photos by common and rare labels, crops of all or of one subject, other domains."""
+    """Images in no reported table: photos with common and rare labels, crops of all or one subject, other domains."""
     held, labels = flickr(data, CHOICE)
     more, their = flickr(data, MORE)
     rare = [[name for name in names if name in RARE] for names in their.sets()]
@@ -257,7 +257,7 @@ def sets_to_choose_on(data: Path) -> dict[str, tuple[Images, Labels]]:
 
 
 def crops_of(photos: np.ndarray, n: int = NEAREST + 1) -> tuple[Images, Labels]:
-    """n small parts of each photo, half of them mirrored: those of one photo belong together."""
+    """n small parts of each photo, half of them mirrored; parts of one photo share a label."""
     rng, found = np.random.default_rng(6), []
     for photo in photos:
         for _ in range(n):
@@ -270,7 +270,7 @@ def crops_of(photos: np.ndarray, n: int = NEAREST + 1) -> tuple[Images, Labels]:
 
 
 def other_domains(data: Path) -> dict[str, tuple[Images, Labels]]:
-    """What the photos of FIT are not like: tiny images, and grey ones of clothes."""
+    """Images unlike the photos of FIT: tiny images, and grey images of clothes."""
     cifar10 = open_source("cifar10")
     rows = np.sort(np.random.default_rng(0).permutation(len(cifar10))[:1_500])
     names = (data / "fashion-mnist" / f"t10k-{what}-ubyte.gz" for what in ("images-idx3", "labels-idx1"))
@@ -303,7 +303,7 @@ def measure(data: Path) -> None:
 
 
 def speed(images: Images, encoder: Encoder, floats: Any, n: int = 128, rounds: int = 5) -> dict[str, Any]:
-    """CPU milliseconds per image, in turns: from files, and of the network alone; the least of all rounds."""
+    """CPU milliseconds per image, from files and for the network alone, measured in turns; the least of all rounds."""
     ways = {"float": runnable(floats, SIZE), "general": encoder.require_images()}
     found: dict[str, dict[str, float]] = {name: {"from_files": np.inf, "network": np.inf} for name in ways}
     for _ in range(rounds):

@@ -2,8 +2,8 @@
 
     python -m benchmarks.groups DATA     # → benchmarks/results/groups.json
 
-DATA is a folder with grocery81 and birds100, unpacked. Some classes or some images of these are clustered into each of
-NUMBERS; a way to choose the number is as good as the groups agree with the classes.
+DATA is a folder with grocery81 and birds100, unpacked. Subsets of their classes or images are clustered into each of
+NUMBERS groups; a rule for choosing the number is judged by how well the groups agree with the classes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hashlens.groups import FEW, bits_of, usual_number
 
 RESULT = Path(__file__).parent / "results" / "groups.json"
 NUMBERS = sorted({round(2 ** (step / 2)) for step in range(2, 13)})  # 2 to 64
-FOLDERS = [  # data, classes, images at most
+FOLDERS = [  # data, classes, most images
     ("grocery81", 5, None),
     ("grocery81", 10, None),
     ("grocery81", 81, 320),

@@ -1,4 +1,4 @@
-"""Images that are meant to do harm: small files that would cost minutes or gigabytes, or crash a decoder."""
+"""Malicious images: small files that would cost minutes or gigabytes, or crash a decoder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 
 @cache
 def hostile_images() -> dict[str, bytes]:
-    """Name -> file; the same bytes every time."""
+    """{name: file}, with the same bytes every time."""
     return {
         "scans-grey.jpg": _jpeg_of_scans("L", 5_000),
         "scans-colour.jpg": _jpeg_of_scans("RGB", 8_000),
@@ -54,12 +54,12 @@ def hostile_images() -> dict[str, bytes]:
 
 
 def runs_of_one(n: int) -> bytes:
-    """A BMP whose header promises little and whose pixels come in runs of one, each read on its own."""
+    """A BMP with an inconspicuous header and pixels in runs of one, each read separately."""
     return _bmp(4_999, 5_000, 1, b"\x01\x07" * n)
 
 
 def _jpeg_of_scans(mode: str, n: int, progressive: bool = True) -> bytes:
-    """A JPEG whose shortest scan comes n times: each goes through all pixels."""
+    """A JPEG that repeats its shortest scan n times; each goes through all pixels."""
     file = io.BytesIO()
     Image.new(mode, (2_000, 2_000), 128 if mode == "L" else (9, 90, 200)).save(
         file, "JPEG", progressive=progressive, optimize=True
@@ -71,7 +71,7 @@ def _jpeg_of_scans(mode: str, n: int, progressive: bool = True) -> bytes:
 
 
 def _jpeg_header(width: int, height: int, segments: bytes = b"") -> bytes:
-    """A small JPEG that says another size."""
+    """A small JPEG that claims another size."""
     file = io.BytesIO()
     Image.new("L", (64, 64)).save(file, "JPEG")
     content = bytearray(file.getvalue())
@@ -96,7 +96,7 @@ def _png(width: int, height: int, chunks: bytes = b"", pixels: bytes | None = No
 
 @cache
 def _deflated() -> bytes:
-    """200 MB of zeros in 870 kB, made in a moment: the same block again and again."""
+    """200 MB of zeros in 870 kB, made quickly by repeating one block."""
     packer = zlib.compressobj(1)
     head = packer.compress(b"\0" * 2**20) + packer.flush(zlib.Z_FULL_FLUSH)
     block = packer.compress(b"\0" * 2**20) + packer.flush(zlib.Z_FULL_FLUSH)
@@ -120,7 +120,7 @@ def _gif_frame(width: int, height: int, pixels: bytes) -> bytes:
 
 
 def _tiff(entries: list[tuple[int, int, int, int]], following: int = 0) -> bytes:
-    """One directory at 8: (tag, type, count, value); `following` is where the next one is."""
+    """One directory at 8: (tag, type, count, value); `following` is the offset of the next one."""
     packed = b"".join(struct.pack("<HHII", *entry) for entry in entries)
     return b"II*\0" + struct.pack("<IH", 8, len(entries)) + packed + struct.pack("<I", following)
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.load [--n 1000000] [--clients 8] [--seconds 60] [--server http://127.0.0.1:8000] [--write]
 
-The index is made in a temporary folder and served by its own process on this machine. With --server a running one is
-queried instead, by ids that it has. With --write the figures also go to benchmarks/results/speed/load.json.
+The index is made in a temporary folder and served by a separate process on this machine. With --server a running server
+is queried instead, by ids that it has. With --write the figures also go to benchmarks/results/speed/load.json.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def make_index(folder: Path, n: int, n_bits: int, seed: int = 0) -> None:
 
 
 def ask(address: str, n: int, seconds: float, seed: int, times: list[float], errors: list[str]) -> None:
-    """One client: it sends the next query when the last is answered."""
+    """One client: it sends the next query when the last one is answered."""
     rng = np.random.default_rng(seed)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -70,9 +70,9 @@ def ask(address: str, n: int, seconds: float, seed: int, times: list[float], err
 
 
 def load(address: str, clients: int, seconds: float) -> dict[str, Any]:
-    """Run all clients for `seconds`; gives what they measured, and the server's memory before and after."""
+    """Run all clients for `seconds`; returns their measurements, and the server's memory before and after."""
     n = json.load(urllib.request.urlopen(f"{address}/v1/info"))["n"]
-    for number in range(3):  # what the first queries allocate is not growth
+    for number in range(3):  # allocations of the first queries are not growth
         ask(address, n, 1.0, number, [], [])
     before = memory(address)
     times: list[float] = []
@@ -123,7 +123,7 @@ def main() -> None:
 
 
 def load_own(n: int, n_bits: int, clients: int, seconds: float) -> dict[str, Any]:
-    """The same for an index of random codes that is made and served here."""
+    """The same for an index of random codes, made and served here."""
     with tempfile.TemporaryDirectory() as folder:
         make_index(Path(folder) / "index", n, n_bits)
         command = [sys.executable, "-c", SERVE, str(Path(folder) / "index")]

@@ -3,11 +3,11 @@
     python -m benchmarks.margin
 
 CIFAR-10, setting 1 with 10,000 of its database images, 32 bits, hash layer on fixed features of EfficientNet-Lite0,
-alpha from 0 to half the bits. The paper's regime: its sampling, plain SGD with its rates, 100 epochs; once more for
-two margins with the last two blocks of the network trained too. Ours: all triplets of a batch, AdamW with one cycle.
-The mean gradient is the norm of that of an image's own loss by its outputs.
+alpha from 0 to half the bits. The paper's regime: its sampling, plain SGD with its rates, 100 epochs; for two margins
+also with the last two blocks of the network trained. Ours: all triplets of a batch, AdamW with one cycle. The mean
+gradient is the mean norm of the gradient of an image's own loss with respect to its outputs.
 
-Writes benchmarks/results/margin.json, a finished run at a time, and docs/figures/margin.png.
+Writes benchmarks/results/margin.json after each run, and docs/figures/margin.png.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def hasher_of(regime: str, alpha: float, n_train: int) -> DTSH:
 
 
 def relaxed(hasher: DTSH, part: Any) -> np.ndarray:
-    """Outputs for features, or for images with what the network is so far."""
+    """Outputs for features, or for images with the current network."""
     if isinstance(part, np.ndarray):
         return hasher._project(part)
     cut = 1 + hasher.frozen_blocks_  # the preprocessing comes first
@@ -62,7 +62,7 @@ def relaxed(hasher: DTSH, part: Any) -> np.ndarray:
 
 
 class Watch:
-    """Asked after each step whether to stop; once per epoch it measures MAP instead."""
+    """A `stop` callback, called after each step, that measures MAP once per epoch."""
 
     def __init__(self, hasher: Any, score: Any, steps: int, every: int):
         self.hasher, self.score, self.steps, self.every = hasher, score, steps, every
@@ -71,7 +71,7 @@ class Watch:
 
     def __call__(self) -> bool:
         self.asked += 1
-        epoch, rest = divmod(self.asked, self.steps + 1)  # once per step and once per epoch
+        epoch, rest = divmod(self.asked, self.steps + 1)  # called once per step and once per epoch
         if rest == 0 and (epoch == 1 or epoch % self.every == 0):
             self.hasher.network_.eval()
             self.maps.append((epoch, round(self.score(), 4)))

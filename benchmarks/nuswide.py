@@ -3,7 +3,7 @@
     python -m benchmarks.nuswide FOLDER [--write]
 
 FOLDER contains ConceptsList, Groundtruth and ImageList as published. With --write the figures also go to
-benchmarks/results/speed/nuswide.json, from which a table of docs is made.
+benchmarks/results/speed/nuswide.json, for a table in the docs.
 """
 
 from __future__ import annotations

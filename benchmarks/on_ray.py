@@ -4,10 +4,10 @@
 
 Images of CIFAR-10 are written as PNG files and encoded twice by `hashlens encode`: in one process, and on a real Ray
 cluster of two nodes (`ray start`) on this machine. There an actor is killed with SIGKILL at a fifth, two fifths and
-seven tenths of the work, the command itself, which Ray calls the driver, at three fifths, after which it is started
-again, and at four fifths a node with all its processes. The model is LSH on GIST, because what is tested is not the
-model. Images and the codes of one process are kept in SCRATCH, so the same command resumes with the cluster. The result
-goes to benchmarks/results/on-ray.json.
+seven tenths of the work, the command itself (Ray's driver) at three fifths, after which it is restarted, and a node
+with all its processes at four fifths. The model is LSH on GIST, because the model is not what is tested. Images and the
+codes of one process are kept in SCRATCH, so the same command resumes with the cluster. The result goes to
+benchmarks/results/on-ray.json.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KILLS = (
     (0.6, "driver"),
     (0.7, "actor"),
     (0.8, "node"),
-)  # after which share of the work
+)  # at which share of the work
 SETTINGS = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 Killed = list[dict[str, Any]]
 
@@ -63,7 +63,7 @@ def measure(scratch: Path, n: int, n_actors: int) -> dict[str, Any]:
     rmtree(there, ignore_errors=True)
     command = [sys.executable, "-m", "hashlens", "encode", str(images), "--model", str(scratch / "model")]
     command += ["--out", str(there), "--shard-size", str(shard), "--on", "ray", "--json"]
-    with cluster(n_actors) as (head, address), node(1, "--address", address) as second:  # a core is left to Ray
+    with cluster(n_actors) as (head, address), node(1, "--address", address) as second:  # leave one core to Ray
         start = time.perf_counter()
         many, killed = encode_and_kill(command, there, head, second, address)
         seconds = time.perf_counter() - start
@@ -85,7 +85,7 @@ def measure(scratch: Path, n: int, n_actors: int) -> dict[str, Any]:
 
 @contextmanager
 def cluster(n_cores: int) -> Iterator[tuple[int, str]]:
-    """The process that holds the first node of a Ray cluster on this machine, and the address of the cluster."""
+    """The process of the first node of a Ray cluster on this machine, and the address of the cluster."""
     address = f"127.0.0.1:{free_port()}"
     ports = ["--port", address.rpartition(":")[2], "--include-dashboard", "false"]
     with (
@@ -97,7 +97,7 @@ def cluster(n_cores: int) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def node(n_cores: int, *how: str) -> Iterator[int]:
-    """A process that holds a node of a Ray cluster."""
+    """The process of a node of a Ray cluster."""
     command = [str(Path(sys.executable).with_name("ray")), "start", *how, "--block", "--num-cpus", str(n_cores)]
     command += ["--node-ip-address", "127.0.0.1", "--object-store-memory", "200000000"]
     started = subprocess.Popen(
@@ -110,14 +110,14 @@ def node(n_cores: int, *how: str) -> Iterator[int]:
         yield started.pid
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)  # with all that it has started; nothing in it is kept
+            os.killpg(started.pid, signal.SIGKILL)  # with all its processes; a node keeps no data
         started.communicate()
 
 
 def encode_and_kill(
     command: list[str], out: Path, head: int, second: int, address: str
 ) -> tuple[dict[str, Any], Killed]:
-    """Run the command until it succeeds, and kill at the times of KILLS; its result, and what was killed when."""
+    """Run the command until it succeeds, killing as in KILLS; returns its result, and what was killed when."""
     killed: Killed = []
 
     def started() -> subprocess.Popen[str]:
@@ -149,7 +149,7 @@ def encode_and_kill(
 
 
 def actors(ancestor: int) -> list[int]:
-    """The processes that encode, of all that this one has started."""
+    """The encoding processes among all that this one has started."""
     found = []
     for child in Path(f"/proc/{ancestor}/task/{ancestor}/children").read_text().split():
         with suppress(FileNotFoundError):  # it has ended

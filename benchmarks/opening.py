@@ -1,4 +1,4 @@
-"""What checksums cost when a large index is opened: the same index with and without comparing, alternately.
+"""The cost of checksums when opening a large index: the same index with and without verification, alternately.
 
 python -m benchmarks.opening [--n 20000000] [--out benchmarks/results/opening.json]
 """

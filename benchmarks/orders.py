@@ -2,16 +2,16 @@
 
     DATA=folder python -m benchmarks.orders [birds100 grocery81 cifar10]
 
-Of the training classes of the protocol unseen, three tenths are cut: a fifth of their images are searched for among the
-rest. DTSH of 48 bits with a second code of 128 learns from four fifths of the images of the other classes, in which the
-last fifth is searched for: the seen classes. Fixed features of EfficientNet-Lite0, three draws. Orders:
+Of the training classes of the protocol unseen, three tenths are held out, and a fifth of their images are queries
+against the rest. DTSH with 48 bits and a second code of 128 learns from four fifths of the images of the other classes;
+the last fifth are queries against these: the seen classes. Fixed features of EfficientNet-Lite0, three draws. Orders:
 
 first       the distance d1 of the first code
 both        d1, ties by the distance d2 of the second code: what `search --by both` does
 sum W       d1 + W d2
 second      d2
 
-and ITQ of 48 bits of the same training rows. MAP, ties in database order. Finished draws are kept in the result.
+and 48-bit ITQ on the same training rows. MAP, ties in database order. Finished draws are kept in the result.
 """
 
 import json
@@ -35,7 +35,7 @@ N_BITS, SECOND_BITS, DRAWS = 48, 128, 3
 
 
 def average_precision(order: np.ndarray, relevant: np.ndarray) -> float:
-    """MAP of the queries, by what the items (q, n) are ordered by; ties in database order."""
+    """MAP of queries whose items are sorted by `order` (q, n); ties in database order."""
     hits = np.take_along_axis(relevant, np.argsort(order, axis=1, kind="stable"), 1)
     precision = np.cumsum(hits, axis=1) / np.arange(1, hits.shape[1] + 1)
     return float(((precision * hits).sum(1) / hits.sum(1)).mean())

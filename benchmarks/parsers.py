@@ -1,17 +1,16 @@
-"""Change files at random and read them: whatever is in a file from outside, a value or one sentence comes out.
+"""Change files at random and read them: any file from outside must give a value or a one-sentence error.
 
     python -m benchmarks.parsers [NAME ...] [--seconds 600] [--turn 60] [--jobs 2] [--record FILE]
 
-Hypothesis changes a file that is right: bits, bytes, pieces moved or left out, odd words, any JSON anywhere in JSON.
-Checksums are made to agree with the change, as a stranger would do it. Each parser runs in a process of its own, so
-that a crash is noticed. A file that causes anything but a value or a sentence is kept in tests/found/NAME, and
-tests/test_fuzz.py reads all of these.
+Hypothesis changes a valid file: bits, bytes, pieces moved or left out, odd words, any JSON anywhere in JSON. Checksums
+are updated to match, as an attacker would do. Each parser runs in a separate process, so that a crash is noticed. A
+file that causes anything but a value or a one-sentence error is kept in tests/found/NAME, and tests/test_fuzz.py reads
+all of these.
 
-The record (benchmarks/results/fuzz.json) says of each parser how many changed files were read, for how many seconds of
-a processor core (other work on the machine does not count), with how many seeds, which count from 0, and what was
-found. A run goes on where the record ends, so that no seed is tried twice: parsers with the least seconds get the next
-turn, until each has had --seconds. It can be stopped and started at any time; only the turns that were cut short are
-lost.
+The record (benchmarks/results/fuzz.json) says for each parser how many changed files were read, in how many seconds of
+CPU time, with how many seeds, counted from 0, and what was found. A run continues where the record ends, so that no
+seed is tried twice: the parsers with the least seconds get the next turn, until each has had --seconds. It can be
+stopped and restarted at any time; only interrupted turns are lost.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ FILE = ROOT / "results" / "fuzz.json"
 MODEL = {"fingerprint": "ab" * 32, "name": "test"}
 N_BITS, SECOND_BITS, N = 12, 20, 8
 LAST = "last-tried"
-STEP = 100  # files of each seed
-PATIENCE = 300  # seconds on a core that a turn may take longer than planned: then it is a hang
+STEP = 100  # files per seed
+PATIENCE = 300  # CPU seconds beyond the plan, after which a turn counts as hanging
 WORDS = [
     *(b"\0", b"\n", b"\r", b'"', b"'", b",", b";", b"\t", b"|", b" ", b"\xff\xfe", b"\xed\xa0\x80", b"\xef\xbb\xbf"),
     *(b"NaN", b"-1", b"1e999", b"9" * 30, b"null", b"{}", b"[]", b"[" * 5_000, b"../../x", b"C:\\", b"\xff" * 8),
@@ -71,14 +70,14 @@ JUNK: st.SearchStrategy[Any] = st.recursive(
 
 @dataclass(frozen=True)
 class Parser:
-    make: Callable[[Path], Any]  # files that are right
-    names: tuple[str, ...]  # patterns of those that are changed
-    read: Callable[[Path], Any]  # all of what the files of that folder say
-    agree: Callable[[Path, str], Any] = lambda folder, name: None  # make checksums agree with what was changed
+    make: Callable[[Path], Any]  # makes valid files
+    names: tuple[str, ...]  # patterns of the files to change
+    read: Callable[[Path], Any]  # reads everything in the files of the folder
+    agree: Callable[[Path, str], Any] = lambda folder, name: None  # updates checksums after a change
 
 
 def places_in(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The place of every value in a JSON value."""
+    """The path of every value in a JSON value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, one in inner:
         yield (*at, key)
@@ -87,7 +86,7 @@ def places_in(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 @st.composite
 def changed(draw: Any, content: bytes) -> bytes:
-    """The content of a file with something else in it."""
+    """The content of a file with a random change."""
     if content[:1] in b"{[" and draw(st.integers(0, 3)):
         with suppress(ValueError):
             value = json.loads(content)
@@ -98,7 +97,7 @@ def changed(draw: Any, content: bytes) -> bytes:
                     inner = inner[key]
                 inner[last] = draw(JUNK)
                 return json.dumps(value).encode()
-    return mutated(content, random.Random(draw(st.integers(0, 2**62))))  # a draw for each byte would take far longer
+    return mutated(content, random.Random(draw(st.integers(0, 2**62))))  # drawing each byte would take far longer
 
 
 def mutated(content: bytes, rng: random.Random) -> bytes:
@@ -126,10 +125,12 @@ def mutated(content: bytes, rng: random.Random) -> bytes:
 
 
 def attempt(parser: Parser, folder: Path, name: str, content: bytes) -> str | None:
-    """Read the file with that content; the traceback, if it is one."""
+    """Read the file with that content; returns the traceback of an unexpected error, if any."""
     (folder / name).write_bytes(content)
     try:
-        with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError, OSError):  # it cannot agree
+        with suppress(
+            ValueError, TypeError, LookupError, AttributeError, RecursionError, OSError
+        ):  # no checksums to update
             parser.agree(folder, name)
         parser.read(folder)
     except HashlensError as error:
@@ -141,7 +142,7 @@ def attempt(parser: Parser, folder: Path, name: str, content: bytes) -> str | No
 
 
 def prepare(parser: Parser, folder: Path) -> dict[str, bytes]:
-    """The files that can be changed and their contents, once they were read as they are."""
+    """The files to change and their contents, after reading them unchanged."""
     parser.make(folder)
     os.environ["HASHLENS_CACHE"] = str(folder / "cache")
     parser.read(folder)
@@ -153,9 +154,9 @@ def prepare(parser: Parser, folder: Path) -> dict[str, bytes]:
 def fuzz(
     name: str, folder: Path, n: int, first: int, seconds: float = float("inf"), told: Callable[..., Any] | None = None
 ) -> tuple[int, list[str]]:
-    """Try n changed files, or as many as the time allows, from this seed on; how many there were, and the failures.
+    """Try n changed files, or as many as the time allows, from this seed on; returns their number and the failures.
 
-    The files of failures are kept; of failures in the same line of code only the first is. `told` hears of each seed.
+    Files of failures are kept, but only the first for each line of code. `told` is called for each seed.
     """
     parser, failures, n_done = PARSERS[name], [], 0
     places: list[list[str]] = []
@@ -173,7 +174,7 @@ def fuzz(
         def run(data: Any) -> None:
             file = data.draw(st.sampled_from(sorted(contents)))
             content = data.draw(changed(contents[file]))
-            last.write_bytes(json.dumps(file).encode() + b"\n" + content)  # if reading it ends this process
+            last.write_bytes(json.dumps(file).encode() + b"\n" + content)  # in case reading it ends this process
             found = attempt(parser, folder, file, content)
             if found is not None and (place := found.split("\n")[-4:-2]) not in places:
                 places.append(place)
@@ -194,18 +195,18 @@ def fuzz(
 
 
 def keep(name: str, file: str, content: bytes) -> Path:
-    """As NAME/digest-FILE, where tests look for it."""
+    """Save a file as NAME/digest-FILE, where tests find it."""
     path = FOUND / name / f"{hashlib.sha256(content).hexdigest()[:12]}-{file.replace('/', '~')}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
 
 
-# what files are made of
+# contents of files
 
 
 def images(folder: Path, n: int = 4) -> list[str]:
-    """Small images, their names."""
+    """Write small images; returns their names."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
     for i in range(n):
         Image.new("RGB", (8, 8), (i, 9, 200)).save(folder / "images" / f"{i}.png")
@@ -226,13 +227,13 @@ def table(folder: Path, name: str) -> None:
 
 
 def open_it(folder: Path, name: str) -> None:
-    """As encode and as train do it."""
+    """Open a source as encode and train do."""
     from hashlens.data.sources import open_source
 
     here = Path.cwd()
     os.chdir(folder)
     try:
-        if not name.endswith(".npy"):  # which only train takes
+        if not name.endswith(".npy"):  # .npy is for train only
             open_source(name, labels="optional")
         source = open_source(name, labels="required")
         _ = source.labels.values, source.table.to_pylist()
@@ -269,7 +270,7 @@ def make_index(folder: Path) -> None:
     index.add(codes[: N // 2], items[: N // 2])
     index.remove([1])
     index.compact()
-    index.add(codes[N // 2 :], items[N // 2 :], only_new=True)  # which writes keys
+    index.add(codes[N // 2 :], items[N // 2 :], only_new=True)  # only_new writes keys
     index.remove([2])
 
 
@@ -288,7 +289,7 @@ def read_index(folder: Path) -> None:
 
 
 def read_and_add(folder: Path) -> None:
-    """Search, and ask whether an image is known."""
+    """Search, and check whether an image is known."""
     from hashlens.index.folder import IndexFolder
 
     read_index(folder)
@@ -298,7 +299,7 @@ def read_and_add(folder: Path) -> None:
 
 
 def agree_index(folder: Path, name: str) -> None:
-    """The manifest with the checksums of files as they are now."""
+    """Update the manifest with the checksums of the current files."""
     place = folder / "index"
     facts = json.loads((place / "index.json").read_bytes())
     facts.pop("checksum", None)
@@ -348,7 +349,7 @@ def agree_codes(folder: Path, name: str) -> None:
 
 
 def model(kind: str) -> Parser:
-    """A model of a family; its weights agree with config.json, and that with itself."""
+    """A model of a family, with checksums of weights and config.json that match."""
 
     def make(folder: Path) -> None:
         from hashlens import DTSH, Training
@@ -533,7 +534,7 @@ def read_tries(folder: Path) -> None:
 
 
 def compare_again(folder: Path) -> None:
-    """Cells that are there are read, and damaged ones computed again."""
+    """Compare again: existing cells are read, damaged ones computed again."""
     from hashlens.results.compare import compare
 
     X, y = np.random.default_rng(0).normal(size=(60, 8)), np.arange(60) % 3
@@ -578,7 +579,7 @@ def read_lists(folder: Path) -> None:
 
 
 def make_checkpoint(folder: Path) -> None:
-    """One step of a training, which is then stopped; where there is a checkpoint, it goes on from there."""
+    """Train one step, then stop; resumes from a checkpoint if there is one."""
     from hashlens import DPSH, Training
     from hashlens.errors import Stopped
 
@@ -605,7 +606,7 @@ def make_pictures(folder: Path) -> None:
 
 
 def read_pictures(folder: Path) -> None:
-    """As the server does it: a sentence for each image that cannot be decoded."""
+    """Decode images like the server, which has a sentence for each image that cannot be decoded."""
     from hashlens.search.queries import QueryImage
 
     for path in sorted(folder.iterdir()):
@@ -672,7 +673,7 @@ def open_list(folder: Path) -> None:
 
 
 def turn(name: str, seconds: float, first: int) -> dict[str, Any]:
-    """Fuzz one parser from a seed on, in a process of its own; a crash or a hang is a failure of the seed it was in."""
+    """Fuzz one parser from a seed on, in a separate process; a crash or a hang is a failure of the current seed."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "files"
         folder.mkdir()
@@ -728,9 +729,9 @@ def main() -> None:
 
 
 def run_turns(options: argparse.Namespace) -> bool:
-    """Until each parser has had its seconds; whether one of them failed."""
+    """Take turns until each parser has had its seconds; returns whether any failed."""
     failed, under_way = False, dict[Future[dict[str, Any]], str]()
-    with ThreadPoolExecutor(options.jobs) as pool:  # each turn is a process
+    with ThreadPoolExecutor(options.jobs) as pool:  # each turn is a separate process
         while True:
             record = read_record(options.record)
             waiting = [name for name in options.names or PARSERS if name not in under_way.values()]

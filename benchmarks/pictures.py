@@ -1,11 +1,11 @@
-"""docs/figures/groceries.jpg: the same queries with untrained and with trained codes of 48 bits, one below the other.
+"""docs/figures/groceries.jpg: the same queries with untrained and trained 48-bit codes, one below the other.
 
 hashlens features DATA/grocery81 --out grocery81.npy
 python -m benchmarks.pictures grocery81.npy
 
-The photos are of the Grocery Store Dataset (Klasson, Zhang, Kjellström, WACV 2019), MIT licence. Queries are drawn with
-a seed, one of each of three classes, and not chosen. LSH takes signs of random projections of the features that DTSH
-learns from; both have a second code of 128 bits that orders equal distances.
+The photos are from the Grocery Store Dataset (Klasson, Zhang, Kjellström, WACV 2019), MIT licence. Queries are drawn
+with a seed, one from each of three classes, and not picked. LSH takes signs of random projections of the features that
+DTSH learns from; both have a second code of 128 bits that orders equal distances.
 """
 
 from __future__ import annotations

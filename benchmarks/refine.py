@@ -3,9 +3,9 @@
     python -m benchmarks.refine DATA choose     settings, on voc2007 alone → results/tuning/refine.json
     python -m benchmarks.refine DATA measure    birds100 and grocery81 → results/refine.json
 
-A simulated person searches with random images, looks at the first 20 results and marks one of the class of the query as
-"more like this" and one of another class as "less like this", until there are enough triplets. Precision is that of all
-images that were not such a query, each searched for among all others. DATA has the unpacked folders.
+A simulated person searches with random images, looks at the first 20 results and marks one with the query's class as
+"more like this" and one of another class as "less like this", until there are enough triplets. Precision is measured
+with all images that were no such query, each searched for among all others. DATA has the unpacked folders.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class Folder:
-    """Outputs of the general model for a folder, and who is like whom."""
+    """Outputs of the general model for a folder, and which images are alike."""
 
     def __init__(self, place: Path):
         source = open_source(place)
@@ -42,7 +42,7 @@ class Folder:
         self.geometry = geometry(self.u)
 
     def nearest(self, u: np.ndarray, k: int) -> np.ndarray:
-        """(n, k): as a search gives them, without the query."""
+        """(n, k): the nearest images in the order of a search, without the query."""
         codes = Codes.from_relaxed(u)
         index = HammingIndex(codes.n_bits)
         index.add(codes)
@@ -71,13 +71,13 @@ class Folder:
         return np.array(triplets, np.int64)
 
     def gain(self, triplets: np.ndarray, **how: float) -> tuple[float, float]:
-        """Precision on the images that were no query of a click, before and after learning from all clicks."""
+        """Precision on images that were never a query of a click, before and after learning from all clicks."""
         others = np.setdiff1d(self.every, triplets[:, 0])
         after = self.precision(self.u.astype(np.float64) @ learn(self.u, triplets, self.geometry, **how))
         return float(self.before[others].mean()), float(after[others].mean())
 
     def trial(self, n: int, seed: int) -> dict[str, Any]:
-        """What refine would do with n clicks, and what it would have done unchecked."""
+        """The result of refine with n clicks, with and without its check."""
         triplets = self.clicks(n, seed)
         start = time.process_time()
         before, after = held_back(self.u, triplets, self.geometry)
@@ -97,20 +97,20 @@ def opened(place: Path) -> Folder:
 
 
 def choose(data: Path) -> None:
-    """On a third data set and other seeds; the mean gain without the check decides."""
+    """Choose settings on a third data set and other seeds, by the mean gain without the check."""
     folder, tries = Folder(data / "voc2007" / "voc2007.csv"), []
     for margin, mu in product((1 / 16, 1 / 8, 1 / 4, 1 / 2), (0.1, 0.3, 1.0, 3.0)):
         pairs = [folder.gain(folder.clicks(TRIPLETS, 100 + seed), margin=margin, mu=mu) for seed in SEEDS]
         gains = [round(after - before, 4) for before, after in pairs]
         tries.append({"margin": margin, "mu": mu, "mean_gain": round(float(np.mean(gains)), 4), "gains": gains})
         print(tries[-1], flush=True)
-    best = max(tries, key=lambda one: (one["mean_gain"], one["mu"]))  # of equal ones the one that changes less
+    best = max(tries, key=lambda one: (one["mean_gain"], one["mu"]))  # of equal ones, the one that changes less
     chosen = {"margin": best["margin"], "mu": best["mu"]}
     _write(RESULTS / "tuning" / "refine.json", {"data": "voc2007", "tries": tries, "chosen": chosen})
 
 
 def measure(data: Path) -> None:
-    """What was measured with this model and these settings before is kept."""
+    """Measure; earlier results with this model and these settings are kept."""
     model = general().model["fingerprint"]
     found: dict[str, Any] = {"model": model, "nearest": NEAREST, "looked_at": LOOKED_AT, "margin": MARGIN, "mu": MU}
     before = json.loads((RESULTS / "refine.json").read_text("utf-8"))

@@ -1,11 +1,11 @@
-"""Images in S3 behind a network that fails: are the codes those of the files on disk?
+"""Images in S3 behind a failing network: are the codes the same as from files on disk?
 
     python -m benchmarks.remote SCRATCH [--images 5000] [--errors 0.02]
 
 Images of CIFAR-10 are written as PNG files, in a folder per class, and encoded three times: from the disk; from a real
-S3 server (rclone) that serves the same folder; and from there through a proxy that spoils a part of all requests,
-reads and writes (an answer of 500, a dropped connection, or half of an answer), with the codes folder in S3 as well.
-The model is LSH on GIST, because what is tested is reading. The result goes to benchmarks/results/remote.json.
+S3 server (rclone) that serves the same folder; and from there through a proxy that breaks some of all requests, reads
+and writes (status 500, a dropped connection, or half an answer), with the codes folder in S3 as well. The model is LSH
+on GIST, because only reading is tested. The result goes to benchmarks/results/remote.json.
 """
 
 import argparse

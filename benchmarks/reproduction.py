@@ -26,7 +26,7 @@ RUNS = {
     "lambda": SAME,
     "train-size": SAME,
     "examples": SAME,
-    # the authors' rates need their 100 epochs (with 10, MAP was 0.20), hours if more than the hash layer is trained
+    # the authors' rates need their 100 epochs (with 10, MAP was 0.20): hours if more than the hash layer is trained
     "port": ["--scale", "full", "--seeds", "1", "--frozen-blocks", "18"],
     "unseen": [*SAME, "--bits", "12,48"],
 }
@@ -40,7 +40,7 @@ def main() -> None:
         command = ["reproduce", name, *RUNS[name], "--out", f"{CELLS}"]
         print(" ".join(["hashlens", *command]), flush=True)
         subprocess.run([sys.executable, "-m", "hashlens", *command], check=True)
-    # the cells are large, the report repeats the rest, and photographs are best as PNG
+    # leave out large cells and the report, which repeats the rest; photographs only as PNG
     left_out = shutil.ignore_patterns("comparisons", "report.html", "examples.svg", "examples.pdf")
     shutil.copytree(CELLS, DOCS, dirs_exist_ok=True, ignore=left_out)
 

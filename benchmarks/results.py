@@ -2,7 +2,7 @@
 
     python -m benchmarks.results [NAME ...]
 
-Each run starts from images: cached outputs of frozen blocks are deleted first, so that its time is honest.
+Each run starts from images: cached outputs of frozen blocks are deleted first, so that times are honest.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ RUNS = {
 
 
 def draw_triplets(path: Path, per_query: int = 200) -> None:
-    """Triplets of the training images of CIFAR-10, setting 1, that say what its labels say."""
+    """Triplets of the training images of CIFAR-10, setting 1, drawn from its labels."""
     source = open_source("cifar10")
     rows = make_protocol(source).train
     classes = source.labels.values[rows]

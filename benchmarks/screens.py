@@ -1,4 +1,4 @@
-"""docs/figures/page.jpg, duplicates.jpg and groups.jpg: what `serve` and `--html` show of real photos, in a browser.
+"""docs/figures/page.jpg, duplicates.jpg and groups.jpg: `serve` and `--html` pages with real photos, in a browser.
 
     python -m benchmarks.screens DATA
 
@@ -23,7 +23,7 @@ from PIL import Image
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
 WIDTH = 1080
-CLASSES, PHOTOS = 12, 16  # drawn, and of each class
+CLASSES, PHOTOS = 12, 16  # number of classes, and of photos per class
 
 
 def make_photos(data: Path, folder: Path) -> None:
@@ -51,7 +51,7 @@ def make_copies(file: Path) -> None:
 
 
 class Screen:
-    """The upper part of pages."""
+    """A browser that takes pictures of the upper part of pages."""
 
     def __init__(self, place: Path):
         sys.path.insert(0, str(ROOT / "tests"))
@@ -80,7 +80,7 @@ def main(data: Path) -> None:
         for command, height in (("duplicates", 1000), ("groups", 900)):
             page = place / f"{command}.html"
             subprocess.run([*hashlens, command, "photos", "--html", page], cwd=place, env=environment, check=True)
-            shown = page.read_text(encoding="utf-8").replace(str(place), "/home/me")  # not this machine's folder
+            shown = page.read_text(encoding="utf-8").replace(str(place), "/home/me")  # instead of this machine's folder
             page.write_text(shown, encoding="utf-8")
             screen.save(page.as_uri(), f"{command}.jpg", height)
         serve = [*hashlens, "serve", "photos", "--port", "0"]

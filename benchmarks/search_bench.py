@@ -2,8 +2,8 @@
 
     python -m benchmarks.search_bench [--write] [single] [batch] [radius] [cold] [encode]
 
-With --write the figures also go to benchmarks/results/speed/search.json, from which a table of docs is made. One thread
-unless stated. The limit of a scan is memory bandwidth: what one thread reads when it only sums the numbers.
+With --write the figures also go to benchmarks/results/speed/search.json, for a table in the docs. One thread unless
+stated. The limit of a scan is memory bandwidth: the speed of one thread that only sums the numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before faiss is loaded: its threads would spin
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before faiss is loaded, or its threads would spin
 
 import numpy as np
 from numba import njit
@@ -40,7 +40,7 @@ def random_codes(n: int, n_bits: int, seed: int = 0) -> Codes:
 
 
 def faiss_flat(codes: Codes) -> Any:
-    """The exact binary index, codes padded to 8 bytes: it has no fast loop for 6."""
+    """faiss's exact binary index; codes are padded to 8 bytes, because it has no fast loop for 6."""
     import faiss
 
     faiss.omp_set_num_threads(1)
@@ -56,7 +56,7 @@ def faiss_search(index: Any, use_heap: bool, packed: np.ndarray) -> object:
 
 @njit(nogil=True)
 def _read(words: np.ndarray) -> int:
-    """The fastest way: several places at once, as the rows of an index are read."""
+    """The fastest way to read: several positions at once, like the rows of an index."""
     n = len(words) // 4
     a, b, c, d = words[:n], words[n : 2 * n], words[2 * n : 3 * n], words[3 * n : 4 * n]
     total = np.uint64(0)
@@ -175,7 +175,7 @@ def cold() -> Measured:
             "print(next(iter(index.lookup(index.search(next(index.batches(1))[0], 1)[1]).values()))['path'])"
         )
         times = []
-        for _ in range(4):  # the first one compiles; the result is cached on the machine
+        for _ in range(4):  # the first run compiles; the result is cached on the machine
             start = time.perf_counter()
             done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
             times.append(time.perf_counter() - start)
@@ -224,7 +224,7 @@ def encode(n: int = 1_000) -> Measured:
             with torch.inference_mode():
                 return np.concatenate([network(batch).numpy() > 0 for batch in loader])
 
-        usual_time = seconds(usual, 2)  # before ours, which changes how the process gets its memory
+        usual_time = seconds(usual, 2)  # before ours, which changes the process's memory allocation
         ours_time = seconds(lambda: hasher.encode(paths), 2)
         equal = (hasher.encode(paths).signs() > 0) == usual()
     return Measured(

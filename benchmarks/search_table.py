@@ -1,16 +1,16 @@
-"""The whole table of exact search, against faiss's flat index, and against its approximate ones with their recall.
+"""The whole table of exact search, compared with faiss's flat index and with its approximate ones and their recall.
 
     python -m benchmarks.search_table [--bits 48,64] [--n 1e5,1e6] [--queries 1,16] [--codes dtsh] [--approximate]
     python -m benchmarks.search_table --verify RUN    # trees against the scan, with the codes of a run
 
-One thread, CPU time of the process, hashlens and faiss in turns, the best of several runs. What was measured is in
-benchmarks/results/speed/search-table.json and is not measured again; delete a row there to repeat it. docs/speed.md
-shows all of it.
+One thread, CPU time of the process, hashlens and faiss in turns, the best of several runs. Results are kept in
+benchmarks/results/speed/search-table.json and not measured again; delete a row there to repeat it. docs/speed.md shows
+all of it.
 
-Codes: "random" are random bits. "itq" and "dtsh" come from scikit-learn's digits: the outputs of a hasher trained on
-1,500 of them, of which rows are drawn with replacement, plus normal noise of NOISE times the standard deviation of each
-bit, since there are only 1,797 images; the queries are drawn in the same way from the 297 others. The features are all
-products of two pixels, since 256 bits of ITQ need as many dimensions.
+Codes: "random" are random bits. "itq" and "dtsh" come from scikit-learn's digits: rows drawn with replacement from the
+outputs of a hasher trained on 1,500 of them, plus normal noise of NOISE times the standard deviation of each bit,
+because there are only 1,797 images; queries are drawn in the same way from the other 297. The features are all products
+of two pixels, because 256 bits of ITQ need as many dimensions.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ KS = (1, 10, 100, 1_000)
 KINDS = ("random", "itq", "dtsh")
 NOISE = 0.5
 SINGLE = 16
-SECONDS = 0.05  # that each way is repeated for, at least twice
-LEAST = 2e7  # pairs of codes that are compared in one timing: clocks are coarse
-VERIFIED, FLIPPED = 10_000, 0.02  # queries with which trees are compared with the scan; bits of a million codes
-PADDED = (4, 8, 16, 32)  # bytes of a code for which faiss has a fast loop
+SECONDS = 0.05  # to repeat each way for, at least twice
+LEAST = 2e7  # pairs of codes to compare in one timing, because clocks are coarse
+VERIFIED, FLIPPED = 10_000, 0.02  # queries for comparing trees with the scan; share of flipped bits in a million codes
+PADDED = (4, 8, 16, 32)  # code sizes in bytes for which faiss has a fast loop
 APPROXIMATE = {"n": 100_000, "queries": 1_000, "k": 10}
 
 
 def outputs(kind: str, n_bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Relaxed outputs of a hasher for digits: those that it learned from, and the others."""
+    """Relaxed outputs of a hasher for digits: those it learned from, and the others."""
     from sklearn.datasets import load_digits
     from sklearn.preprocessing import PolynomialFeatures
 
@@ -91,9 +91,9 @@ def padded(codes: Codes) -> np.ndarray:
 
 
 def in_turns(works: dict[str, Callable[[], object]], size: float) -> dict[str, float]:
-    """The least CPU time of each, in seconds. `size` is how many pairs of codes are compared by one of them.
+    """The least CPU time of each, in seconds. `size` is the number of code pairs that one of them compares.
 
-    What ran before leaves its own data in the caches, so short ones run once before they are timed, and then often.
+    The previous work leaves its data in the caches, so short ones run once before they are timed, and then often.
     """
     best, spent, rounds = dict.fromkeys(works, float("inf")), 0.0, 0
     times = max(1, round(LEAST / size))
@@ -122,7 +122,7 @@ def _read(words: np.ndarray) -> int:
 
 
 def measure(kind: str, n_bits: int, n: int, numbers: list[int], done: dict[str, Any], save: Callable[[], None]) -> None:
-    """All cells of one set of codes that are not there yet."""
+    """Measure all missing cells of one set of codes."""
     import faiss
 
     faiss.omp_set_num_threads(1)
@@ -134,7 +134,7 @@ def measure(kind: str, n_bits: int, n: int, numbers: list[int], done: dict[str, 
     index.add(codes)
     scan.add(codes)
     (part,) = index.parts
-    scan.parts[0].tried = True  # no tree is built for it, however many queries it gets
+    scan.parts[0].tried = True  # prevents a tree from being built, however many queries follow
     start = time.process_time()
     index.build_trees()
     build = time.process_time() - start
@@ -148,7 +148,7 @@ def measure(kind: str, n_bits: int, n: int, numbers: list[int], done: dict[str, 
         assert np.array_equal(plain[0], by_faiss[0]), "distances differ from faiss's"
         assert all(np.array_equal(a, b) for a, b in zip(plain, found, strict=True)), "the tree differs from the scan"
 
-        # queries differ in how much there is to do: of single ones, some are asked one after the other
+        # queries differ in cost, so for single queries several run one after the other
         each = [queries[row : row + q] for row in range(SINGLE if q == 1 else 1)]
         padded_each = [padded(asked) for asked in each]
 
@@ -170,7 +170,7 @@ def measure(kind: str, n_bits: int, n: int, numbers: list[int], done: dict[str, 
             "ours": best["ours"] / (q * len(each)),  # seconds per query
             "scan": best["scan"] / (q * len(each)),  # without a tree
             "faiss": min(best["heap"], best["counts"]) / (q * len(each)),
-            "read": best.get("read"),  # all codes once, and nothing else
+            "read": best.get("read"),  # just reading all codes once
             "distinct": part.tree.n_distinct / n if part.tree else None,
             "build": build,
         }
@@ -233,7 +233,7 @@ def measure_approximate(kind: str, n_bits: int, done: dict[str, Any], save: Call
 
 
 def verify(run: Path) -> dict[str, Any]:
-    """Whether a tree finds what the scan finds: the codes of a run as they are, and a million with bits flipped."""
+    """Whether trees give the same results as the scan, for the codes of a run and for a million with flipped bits."""
     from hashlens.results.runs import load_codes
 
     query, real, *_ = load_codes(run)
@@ -250,7 +250,7 @@ def verify(run: Path) -> dict[str, Any]:
             index.add(codes)
         tree.build_trees()
         cell = {"n": len(codes), "distinct": len(np.unique(codes.packed, axis=0))}
-        cell["tree"] = tree.parts[0].tree is not None  # none is kept where it would be slower
+        cell["tree"] = tree.parts[0].tree is not None  # none is kept if it would be slower
         for k in (10, 1_000):
             same = [np.array_equal(scan.search(asked[i : i + 500], k), tree.search(asked[i : i + 500], k))
                     for i in range(0, len(asked), 500)]  # fmt: skip

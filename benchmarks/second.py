@@ -1,9 +1,9 @@
-"""What a second code costs: exact search by both codes against the first alone, in one process.
+"""The cost of a second code: exact search by both codes against the first alone, in one process.
 
     python -m benchmarks.second [--write]
 
 Codes of 48 bits with a second code of 128: `distinct` first codes are drawn at random and repeated, so that the k-th
-distance ties with a share of all images, as it does for codes that were trained on so many classes.
+distance ties with a share of all images, as for codes trained on that many classes.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def measure(distinct: int) -> dict[str, Any]:
     for _ in range(ROUNDS):
         for by in ("first", "both", "second"):
             times = []
-            for row in range(QUERIES):  # one way at a time: after another, the caches hold what that has read
+            for row in range(QUERIES):  # one way at a time, because each leaves its own data in the caches
                 start = time.process_time()
                 index.search(queries[row], K, by=by)
                 times.append(time.process_time() - start)

@@ -1,15 +1,15 @@
-"""Soak test: everything at once, for as long as you like; nothing may be answered wrongly and nothing lost.
+"""Soak test: everything at once, for as long as you like; there must be no wrong answer and no loss.
 
     python -m benchmarks.soak [--seconds 300] [--clients 16] [--kills 5] [--full 2] [--promotes 2] [--seed 0] [--write]
 
-An index of small images is made on a disk of its own (a tmpfs of 200 MB, where that is allowed) and served by `hashlens
-serve`. Clients search by id, code and image and check every answer against codes that they know; one adds and removes
-images over HTTP, adds, changes, touches and deletes files and runs `hashlens index sync`, builds an index with another
-model and runs `hashlens index promote`, and remembers what was acknowledged; others send hostile images, or open
-connections and do not use them. Meanwhile the server process is killed with SIGKILL, every third time with its
-supervisor, and the disk is filled. A process that does nothing else takes the time of searches by id, before all this
-and during it; clients and commands, which need not be on the machine of the server, have a lower priority. With --write
-the figures also go to benchmarks/results/speed/soak.json. Exits with 1 if something was wrong or lost.
+An index of small images is made on a separate disk (a tmpfs of 200 MB, if allowed) and served by `hashlens serve`.
+Clients search by id, code and image and check every answer against known codes; one adds and removes images over HTTP,
+adds, changes, touches and deletes files and runs `hashlens index sync`, builds an index with another model and runs
+`hashlens index promote`, and remembers what was acknowledged; others send hostile images, or open connections without
+using them. Meanwhile the server process is killed with SIGKILL, every third time with its supervisor, and the disk is
+filled. A separate process times searches by id, before and during all this; clients and commands, which could run on
+other machines, have a lower priority. With --write the figures also go to benchmarks/results/speed/soak.json. Exits
+with 1 if something was wrong or lost.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Model:
     name: str
     fingerprint: str
     encoder: Encoder
-    packed: np.ndarray  # the codes of the images that were there from the start
+    packed: np.ndarray  # codes of the images present from the start
 
 
 def prepare(folder: Path, n: int) -> list[Model]:
@@ -101,7 +101,7 @@ def prepare(folder: Path, n: int) -> list[Model]:
 
 @contextlib.contextmanager
 def own_disk(folder: Path) -> Iterator[bool]:
-    """A small disk at `folder`; whether that was allowed."""
+    """Mount a small disk at `folder`; yields whether that was allowed."""
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
     allowed = sys.platform.startswith("linux") and subprocess.run(mount, capture_output=True).returncode == 0
     try:
@@ -112,11 +112,11 @@ def own_disk(folder: Path) -> Iterator[bool]:
 
 
 class Server:
-    """hashlens serve, started again whenever it ends."""
+    """hashlens serve, restarted whenever it ends."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.down: list[tuple[float, float]] = []  # when it did not answer, on purpose
+        self.down: list[tuple[float, float]] = []  # periods of deliberate downtime
         self.port = 0
         self.log = (folder.parent / "server.log").open("ab")
         self.start()
@@ -152,7 +152,7 @@ class Server:
         self.down.append((start, time.monotonic()))
 
     def stop(self) -> float:
-        """Seconds until it has ended."""
+        """Stop the server; returns the seconds it took."""
         start = time.monotonic()
         self.process.terminate()
         self.process.wait(30)
@@ -184,9 +184,9 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.there: dict[str, int] = {}  # acknowledged: path -> id
-        self.gone: set[str] = set()  # acknowledged: paths that were removed
+        self.gone: set[str] = set()  # acknowledged: removed paths
         self._lock = threading.Lock()
-        self._changing = threading.Lock()  # held from before a change until it is noted
+        self._changing = threading.Lock()  # held from before a change until it is recorded
 
     def request(self, path: str, body: bytes, kind: str, method: str = "POST", timeout: float = 60) -> tuple[int, Any]:
         """Status and answer; 0 if the connection broke."""
@@ -222,7 +222,7 @@ class Soak:
                     self.wrong.append(f"{kind} {base}: {found}")
 
     def why_wrong(self, base: int, answer: dict[str, Any], code: np.ndarray | None) -> str:
-        """Compared with what is known: the images that were there from the start are never removed."""
+        """What is wrong with an answer, given that images present from the start are never removed."""
         model = answer["index"]["model"]["fingerprint"]
         packed = next(one.packed for one in self.models if one.fingerprint == model)
         code = packed[base] if code is None else code
@@ -265,7 +265,7 @@ class Soak:
         if added and rng.random() < 0.4:
             path = rng.choice(added)
             status, _ = self.request(f"/v1/images/{self.there.pop(path)}", b"", "", "DELETE")
-            if status == 204:  # or else it may be gone or not
+            if status == 204:  # otherwise it may or may not be gone
                 self.gone.add(path)
             self.note(f"remove {status}", start, time.monotonic())
         else:
@@ -277,7 +277,7 @@ class Soak:
             self.wrong.append("a change caused a server error")
 
     def sync(self, rng: random.Random, numbers: Iterator[int]) -> None:
-        """New, changed, touched and deleted files, and the index follows them."""
+        """Add, change, touch and delete files, and sync the index with them."""
         folder = self.server.folder / "photos"
         folder.mkdir(exist_ok=True)
         mine = sorted(path for path in folder.glob("*.png") if path.as_posix() in self.there)
@@ -286,13 +286,13 @@ class Soak:
         try:
             for path in (*new, *filter(None, [changed])):
                 path.write_bytes(image_file(next(numbers)))
-        except OSError:  # the disk is full: what is there is not an image
+        except OSError:  # the disk is full, so the file is not an image
             for path in new:
                 path.unlink(missing_ok=True)
             new = []
         before = dict(self.there)
         if touched is not None and deleted is not None:
-            os.utime(touched, (1, rng.randrange(10**9)))  # long ago
+            os.utime(touched, (1, rng.randrange(10**9)))  # a time long ago
             deleted.unlink()
             self.there.pop(deleted.as_posix())
             self.there.pop(touched.as_posix())
@@ -300,7 +300,7 @@ class Soak:
         if not self.command("sync", "index", "sync", "index", self.listed(wanted)):
             for path in (*new, *filter(None, [changed])):
                 self.there.pop(path.as_posix(), None)
-                path.unlink(missing_ok=True)  # it may be in the index or not
+                path.unlink(missing_ok=True)  # it may or may not be in the index
             return
         if deleted is not None:
             self.gone.add(deleted.as_posix())
@@ -315,7 +315,7 @@ class Soak:
                 self.wrong.append(f"{path} has the code of another image")
 
     def promote(self) -> None:
-        """The other model takes over."""
+        """Promote an index with the other model."""
         now = IndexFolder.open(self.server.folder / "index").model["fingerprint"]
         (other,) = [model for model in self.models if model.fingerprint != now]
         wanted = [*self.base(), *self.there]
@@ -332,12 +332,12 @@ class Soak:
         return [path.as_posix() for path in sorted((self.server.folder / "images").iterdir())]
 
     def listed(self, paths: list[str]) -> str:
-        place = self.server.folder.parent / "list.txt"  # on a disk that is not filled
+        place = self.server.folder.parent / "list.txt"  # on a disk that is never full
         place.write_text("".join(f"{path}\n" for path in paths), encoding="utf-8")
         return str(place)
 
     def command(self, what: str, *arguments: str) -> bool:
-        """Run hashlens; whether it did what it was asked to."""
+        """Run hashlens; returns whether it succeeded."""
         for _ in range(20):
             command = [sys.executable, "-m", "hashlens", *arguments, "--quiet"][: None if what != "promote" else -1]
             done = subprocess.run(command, cwd=self.server.folder, capture_output=True, text=True)
@@ -351,7 +351,7 @@ class Soak:
         return done.returncode == 0
 
     def noted(self, wanted: list[str]) -> IndexFolder:
-        """Note the ids that images have after a command that succeeded."""
+        """Record the ids of images after a successful command."""
         index = IndexFolder.open(self.server.folder / "index")
         ids = {path: one.ids for path, one in marks_in(index).items()}
         self.there = {path: ids[path][-1] for path in wanted[self.n :] if path in ids}
@@ -362,7 +362,7 @@ class Soak:
         return index
 
     def lost(self) -> list[str]:
-        """Acknowledged changes that the index on disk does not have."""
+        """Acknowledged changes missing in the index on disk."""
         with self._changing:
             index = IndexFolder.open(self.server.folder / "index")
             items = index.lookup(list(self.there.values()) or [0])
@@ -381,7 +381,7 @@ class Soak:
                 self.wrong.append(f"{name} caused a server error")
 
     def slow(self, rng: random.Random) -> None:
-        """Connections that send nothing, half a header, or a body drop by drop."""
+        """Open connections that send nothing, half a header, or a body byte by byte."""
         starts = (b"", b"GET /v1/in", b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999\r\n\r\n")
         opened: list[socket.socket] = []
         while not self.stop.wait(0.2):
@@ -440,14 +440,14 @@ def form(content: bytes) -> tuple[bytes, str]:
 
 
 def percentiles(times: list[tuple[float, float]], down: list[tuple[float, float]]) -> dict[str, float]:
-    """Of the searches while the server was up, in ms."""
+    """Percentiles of search times while the server was up, in ms."""
     up = [b - a for a, b in times if not any(a < after + 2 and b > before - 1 for before, after in down)]
     values = np.percentile(np.array(up or [0.0]) * 1_000, (50, 99))
     return {"p50_ms": round(float(values[0]), 1), "p99_ms": round(float(values[1]), 1)}
 
 
 class Timer:
-    """A process that does nothing but search by id, and takes the time."""
+    """A process that only searches by id, and measures the time."""
 
     def __init__(self, address: str, n: int):
         context = multiprocessing.get_context("spawn")
@@ -523,10 +523,10 @@ def soak(
 
 
 def nice(task: Callable[[], None]) -> Callable[[], None]:
-    """A task that runs, with the commands that it starts, at a lower priority than the server."""
+    """A task that runs, with its commands, at a lower priority than the server."""
 
     def run() -> None:
-        if sys.platform == "linux":  # where a thread has a priority of its own
+        if sys.platform == "linux":  # where threads have their own priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
         task()
 

@@ -1,11 +1,12 @@
-"""Ways to keep the geometry of classes that were not learned from, compared on classes cut from training classes.
+"""Ways to preserve the geometry of unseen classes, compared on classes held out of the training classes.
 
     DATA=folder python -m benchmarks.spare [cifar10 birds100-10 ...]
 
-As in orders.py: of the training classes of the protocol unseen, three tenths are cut, and a fifth of their images, at
-most 300, are searched for among the rest. DTSH learns from four fifths of the images of the other classes, in which at
-most 300 of the last fifth are searched for: the seen classes. birds100-10 has 10 random classes of birds100. Draws go
-through the three splits and cut other classes each; no query is opened. Finished draws are kept.
+As in orders.py: of the training classes of the protocol unseen, three tenths are held out, and a fifth of their images,
+at most 300, are queries against the rest. DTSH learns from four fifths of the images of the other classes; at most 300
+of the last fifth are queries against these: the seen classes. birds100-10 has 10 random classes of birds100. Draws
+cycle through the three splits, each with other held-out classes; no query of the protocol is opened. Finished draws are
+kept.
 
 Fixed features of EfficientNet-Lite0 and 48 bits. A second code of 128 bits orders equal distances, but not for itq:
 
@@ -37,7 +38,7 @@ SPARE, MIXED, SUMS = (4, 8, 12), (0.2, 0.3, 0.4), (0.1, 0.2)
 
 
 def distances(query: np.ndarray, database: np.ndarray) -> np.ndarray:
-    """Between the signs of real values: (q, n) numbers of bits."""
+    """Hamming distances between the signs of real values, (q, n)."""
     query, database = (np.where(values > 0, 1, -1).astype(np.float32) for values in (query, database))
     return (query.shape[1] - query @ database.T).astype(np.int64) // 2
 

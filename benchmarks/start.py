@@ -2,8 +2,8 @@
 
     python -m benchmarks.start [--write]
 
-The least of several runs. The index has a million codes, the model is an exported one. With --write the figures also go
-to benchmarks/results/speed/start.json, from which a table of docs is made.
+The least of several runs. The index has a million codes; the model is an exported one. With --write the figures also go
+to benchmarks/results/speed/start.json, for a table in the docs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CODES = 1_000_000
 
 
 def cpu_seconds(*command: str, runs: int = RUNS) -> float:
-    """The least CPU time of a command, its system calls included."""
+    """The least CPU time of a command, including system calls."""
     times = []
     for _ in range(runs):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -39,7 +39,7 @@ def cpu_seconds(*command: str, runs: int = RUNS) -> float:
 
 
 def prepare(folder: Path) -> None:
-    """An exported model, an index of a million codes that it could have made, and a query."""
+    """Make an exported model, an index of a million codes as from that model, and a query."""
     import pyarrow as pa
     from PIL import Image
 
@@ -65,7 +65,7 @@ def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "HASHLENS_THREADS": "1"}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        # modules are compiled once, as pip leaves them, whatever the caller's environment says
+        # write bytecode once, as pip does, regardless of the caller's environment
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "compiled")
         prepare(folder)

@@ -1,4 +1,4 @@
-"""Servers that tests and benchmarks read images from: S3 and SFTP by rclone, https by nginx, and a proxy that fails.
+"""Servers that tests and benchmarks read images from: S3 and SFTP by rclone, https by nginx, and a failing proxy.
 
 All of them listen on 127.0.0.1 and end with their `with` block.
 """
@@ -30,7 +30,7 @@ def free_port() -> int:
 
 @contextmanager
 def _running(command: Sequence[str], port: int) -> Iterator[None]:
-    """A server, once it listens."""
+    """Run a server; continues once it listens."""
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         until = time.monotonic() + 30
@@ -100,7 +100,7 @@ def nginx(folder: Path, scratch: Path) -> Iterator[tuple[str, Path]]:
 
 
 class _Faulty(BaseHTTPRequestHandler):
-    """Passes requests on; some are answered by 500, by nothing, or by half of the answer."""
+    """Forwards requests, but answers some with 500, nothing, or half the answer."""
 
     protocol_version = "HTTP/1.1"
     server: "_Proxy"
@@ -152,7 +152,7 @@ class _Proxy(ThreadingHTTPServer):
         self._rng, self._lock = random.Random(0), threading.Lock()
 
     def draw(self) -> str:
-        """What happens to a request."""
+        """The fate of a request."""
         with self._lock:
             bad = self._rng.random() < self.fraction
             fault = self._rng.choice(("500", "dropped", "cut")) if bad else ""
@@ -160,12 +160,12 @@ class _Proxy(ThreadingHTTPServer):
         return fault
 
     def handle_error(self, request: object, client_address: object) -> None:
-        pass  # a client that has gone
+        pass  # the client has gone
 
 
 @contextmanager
 def faulty(endpoint: str, fraction: float) -> Iterator[tuple[str, Counter[str]]]:
-    """An address that passes requests on to `endpoint` and spoils that fraction; and what it did."""
+    """An address that forwards requests to `endpoint` but breaks that fraction; and counts of what it did."""
     proxy = _Proxy(int(endpoint.rpartition(":")[2]), fraction)
     thread = threading.Thread(target=proxy.serve_forever, daemon=True)
     thread.start()

@@ -1,9 +1,9 @@
-"""What the second code gives for seen and unseen classes: MAP by the first code, by both and by the second alone.
+"""The value of the second code for seen and unseen classes: MAP by the first code, by both and by the second alone.
 
     DATA=folder python -m benchmarks.ties
 
 DTSH on fixed features of EfficientNet-Lite0, 48 bits, with a second code of 128 bits, as `hashlens train` makes it, and
-ITQ with 48 bits on the same features: once of the rows that DTSH learns from, once of the database. Protocols split
+ITQ with 48 bits on the same features, fitted once on DTSH's training rows and once on the database. Protocols split
 (cifar10-1 for CIFAR-10) and unseen, three splits each. Finished splits are kept in the result; no setting was chosen by
 these figures.
 """

@@ -1,4 +1,4 @@
-"""The settings tried for each method, scored on rows cut from training rows; queries are never opened.
+"""The settings tried for each method, scored on rows held out of the training rows; queries are never opened.
 
     hashlens features photos/ --out photos.npy
     python -m benchmarks.trials photos.npy [MORE.npy ...] [--methods ksh,sdh]
@@ -8,10 +8,10 @@
 `combinations` are photos of MIRFLICKR-25K in folder/mirflickr25k, on fixed features or as images: a class is one of the
 100 most frequent combinations of labels, with 35 photos. No table reports such classes.
 
-Of the training rows of each data set's split, a fifth are searched for among the rest, which are learned from: MAP with
-48 bits, or n_bits where a trial names it, and seed 0. Networks and DTSH have a second number: the MAP of that fifth
-among itself, none of which was learned from.
-Finished trials are kept in benchmarks/results/tuning/trials.json; rerunning adds what is missing.
+Of the training rows of each data set's split, a fifth are queries against the rest, which are trained on: MAP with 48
+bits, or n_bits if a trial sets it, and seed 0. Networks and DTSH have a second number: the MAP within that fifth, none
+of which was trained on. Finished trials are kept in benchmarks/results/tuning/trials.json; rerunning adds what is
+missing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TRIALS = {
         *grid(n_bits=[32], sampling=["in-batch"], epochs=[6, 11]),
     ],
     "classifier": [
-        # in the blocks that DTSH trains, for as long
+        # the same blocks as DTSH, for as long
         base | {"lr": lr, "head_lr": head_lr}
         for base in grid(frozen_blocks=[16], images=[45_000], weight_decay=[0.1], adapt=[0.0], mixup=[0.2])
         for lr, head_lr in ((1e-3, 2e-3), (2e-3, 5e-3))
@@ -104,7 +104,7 @@ def opened(name: str) -> Source:
 
 
 def cut(source: Source) -> tuple[TrainingRows, np.ndarray, np.ndarray]:
-    """The training rows of the source's split; of these, rows to learn from and to search, and rows to search for."""
+    """The training rows of the source's split; of these, rows to train on and search, and rows as queries."""
     rows = TrainingRows.of(source, make_protocol(source))
     order = np.random.default_rng(0).permutation(len(rows.labels))
     n = len(order) // 5

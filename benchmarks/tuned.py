@@ -1,10 +1,10 @@
-"""What `hashlens tune` gives on queries that it never sees: the settings that it finds, what they cost, and the gain.
+"""`hashlens tune` on queries that it never sees: the settings it finds, their cost, and the gain.
 
     DATA=folder python -m benchmarks.tuned [DATA-METHOD ...]
 
 48 bits on fixed features of EfficientNet-Lite0, protocol split: the method with its defaults and with the settings that
-`hashlens.tune` chose in TRIES tries on three folds of the training rows. Both learn from all training rows after that,
-and are scored on the queries. Finished splits are kept in the result.
+`hashlens.tune` chose in TRIES tries on three folds of the training rows. Both are then trained on all training rows and
+scored on the queries. Finished splits are kept in the result.
 """
 
 import json
