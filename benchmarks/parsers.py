@@ -128,9 +128,7 @@ def attempt(parser: Parser, folder: Path, name: str, content: bytes) -> str | No
     """Read the file with that content; returns the traceback of an unexpected error, if any."""
     (folder / name).write_bytes(content)
     try:
-        with suppress(
-            ValueError, TypeError, LookupError, AttributeError, RecursionError, OSError
-        ):  # no checksums to update
+        with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError, OSError):  # it cannot agree
             parser.agree(folder, name)
         parser.read(folder)
     except HashlensError as error:
