@@ -9,8 +9,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hashlens.codes import Codes
+from hashlens.data import make_protocol, open_source
 from hashlens.results.figures import curve, curves_figure, svg_line
-from hashlens.results.retrieval import CELL, DPI_OF_IMAGES, FOOT, GAP, HEAD, PAD, ROW, Neighbours, retrieval_figure
+from hashlens.results.retrieval import (
+    CELL,
+    DPI_OF_IMAGES,
+    FOOT,
+    GAP,
+    HEAD,
+    PAD,
+    ROW,
+    Neighbours,
+    distance_names,
+    nearest,
+    retrieval_figure,
+)
 
 METRICS = [
     {"epoch": str(epoch), "loss": str(3 / epoch), "active": "0.5", "quantisation": "0.2", "dead_bits": "0"}
@@ -54,6 +68,24 @@ def test_retrieval_figure_has_a_row_for_each_query(tmp_path: Path) -> None:
     second = figure[(HEAD + ROW) * scale : (HEAD + 2 * ROW - 10) * scale]
     used = PAD + CELL + GAP + 5 * (CELL + PAD)
     assert second[:, used * scale :].min() == 255, "a shorter row leaves its end empty"
+
+
+def test_ties_are_ordered_by_the_second_code(rng) -> None:
+    source = open_source("digits")
+    protocol = make_protocol(source)
+
+    def codes(rows: np.ndarray) -> Codes:
+        second = Codes(rng.integers(0, 256, (len(rows), 2), np.uint8), 16)
+        return Codes(np.zeros((len(rows), 1), np.uint8), 8, second)
+
+    query, database = codes(protocol.query), codes(protocol.database)
+    for one in nearest(query, database, source, protocol):
+        assert one.second is not None and one.distances == [0] * 10
+        assert one.second == sorted(one.second) and one.second[-1] <= 5, "the nearest of all that tie"
+        assert distance_names(one)[0] == f"0 + {one.second[0]} bit{'s' if one.second[0] != 1 else ''}"
+    without = [Codes(one.packed, 8) for one in (query, database)]
+    (first, *_) = nearest(*without, source, protocol)
+    assert first.second is None and distance_names(first)[0] == "0 bits"
 
 
 def test_right_and_wrong_differ_without_colour(tmp_path: Path) -> None:

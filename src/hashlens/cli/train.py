@@ -79,7 +79,8 @@ def demo(
         progress.say(f"{error.message}\nusing scikit-learn's digits instead, which need no download")
         name = "digits"
         source = open_source(name)
-    config = _config(name, None, seed, "dtsh", {"n_bits": bits, "random_state": seed})
+    values = {"n_bits": bits, "random_state": seed, "second_bits": USUAL_SECOND}
+    config = _config(name, None, seed, "dtsh", values)
     result = _run(source, config, out, progress, replace=True)
     _finish(result, out, as_json, "hashlens train path/to/your/folder   (one folder of images per class)")
 

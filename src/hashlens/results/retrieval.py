@@ -41,6 +41,8 @@ class Neighbours:
     distances: list[int]
     right: list[bool] | None
     n_bits: int
+    second: list[int] | None = None  # distances of the second codes, which order ties
+    second_bits: int = 0
 
 
 def nearest(query: Codes, database: Codes, source: Source, protocol: Protocol) -> list[Neighbours]:
@@ -60,7 +62,10 @@ def nearest(query: Codes, database: Codes, source: Source, protocol: Protocol) -
     found = []
     for place in chosen:
         row, apart = asked[place], distances(query[place], database)[0]
-        order = np.argsort(apart, kind="stable")
+        ties = None
+        if query.second is not None and database.second is not None:
+            ties = distances(query.second[place], database.second)[0]
+        order = np.argsort(apart, kind="stable") if ties is None else np.lexsort([ties, apart])
         order = order[protocol.database[order] != row][:NEAREST]
         near = protocol.database[order]
         found.append(
@@ -72,9 +77,18 @@ def nearest(query: Codes, database: Codes, source: Source, protocol: Protocol) -
                 distances=apart[order].tolist(),
                 right=relevant(source.labels[[row]], source.labels[near])[0].tolist() if labelled else None,
                 n_bits=query.n_bits,
+                second=None if ties is None else ties[order].tolist(),
+                second_bits=0 if query.second is None else query.second.n_bits,
             )
         )
     return found
+
+
+def distance_names(row: Neighbours) -> list[str]:
+    """The distance of each image as "3 bits", or with second codes "3 + 41 bits"."""
+    if row.second is None:
+        return [length_name(distance) for distance in row.distances]
+    return [f"{first} + {length_name(second)}" for first, second in zip(row.distances, row.second, strict=True)]
 
 
 # The retrieval figure is laid out in hundredths of an inch, from the top left corner.
@@ -112,14 +126,14 @@ def retrieval_figure(rows: list[Neighbours], *paths: Path, title: str) -> None:
         _frame(axes, PAD, top, CELL, color=INK, linewidth=3.5)
         _text(axes, PAD, top + CELL + 17, _short(row.query_label), size=8, weight="bold")
         verdicts: Sequence[bool | None] = row.right or [None] * len(row.images)
-        neighbours = zip(row.images, row.labels, row.distances, verdicts, strict=True)
+        neighbours = zip(row.images, row.labels, distance_names(row), verdicts, strict=True)
         for rank, (image, label, distance, right) in enumerate(neighbours):
             left = nearest + rank * (CELL + PAD)
             _image(axes, image, left, top)
             _verdict_frame(axes, left, top, CELL, right)
             if right is not None:
                 _sign(axes, left, top + CELL + 11, 12, right)
-            _text(axes, left + (0 if right is None else 18), top + CELL + 17, length_name(distance), size=8)
+            _text(axes, left + (0 if right is None else 18), top + CELL + 17, distance, size=8)
             _text(axes, left, top + CELL + 32, _short(label), size=8, color=GREY)
 
     rule = height - FOOT
@@ -132,6 +146,8 @@ def retrieval_figure(rows: list[Neighbours], *paths: Path, title: str) -> None:
         _text(axes, left + 46, middle, text, size=8)
     lengths = " or ".join(str(n_bits) for n_bits in sorted({row.n_bits for row in rows}))
     explained = f"bits: how many of the {lengths} differ from the query's code"
+    if second := {row.second_bits for row in rows if row.second is not None}:
+        explained += f" + of the {' or '.join(map(str, sorted(second)))} of the second code, which orders ties"
     _text(axes, PAD + (295 if judged else 0), middle, explained, size=8)
     save_figure(figure, *paths)
 
