@@ -147,7 +147,10 @@ def retrieval_figure(rows: list[Neighbours], *paths: Path, title: str) -> None:
     lengths = " or ".join(str(n_bits) for n_bits in sorted({row.n_bits for row in rows}))
     explained = f"bits: how many of the {lengths} differ from the query's code"
     if second := {row.second_bits for row in rows if row.second is not None}:
-        explained += f" + of the {' or '.join(map(str, sorted(second)))} of the second code, which orders ties"
+        seconds = " or ".join(map(str, sorted(second)))
+        explained = (
+            f"a + b bits: a of {lengths} differ from the query's code, b of {seconds} from its second code, for ties"
+        )
     _text(axes, PAD + (295 if judged else 0), middle, explained, size=8)
     save_figure(figure, *paths)
 
