@@ -162,6 +162,16 @@ def test_a_tar_file_of_one_folder_has_the_classes_of_the_folder(photos, folder):
     assert open_source("cats.tar", labels="optional").labels.names == ("cats",)
 
 
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
+def test_names_of_names_without_end_are_one_sentence(photos, kind):
+    header = tarfile.TarInfo("cats")
+    header.type, header.size = kind, 11
+    one = header.tobuf() + b"11 path=cat".ljust(tarfile.BLOCKSIZE, b"\0")
+    (photos.parent / "photos.tar").write_bytes(2_000 * one)
+    with pytest.raises(DataError, match=r"no images in photos\.tar \(the rest .* \(a header is damaged\)\)"):
+        open_source("photos.tar")
+
+
 @pytest.mark.parametrize("blank", ["", "  "])
 def test_an_empty_name_is_not_the_current_folder(photos, blank):
     with pytest.raises(UsageError, match=r"the source is empty; name one, or give \. for the current folder"):

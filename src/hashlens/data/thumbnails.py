@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from hashlens.data.images import INSIDE, MAX_BYTES, decode, shrunk
-from hashlens.data.kinds.tar import members
+from hashlens.data.kinds.tar import members, opened
 
 if TYPE_CHECKING:
     from hashlens.index.catalog import Catalog
@@ -49,9 +49,9 @@ def file_of(roots: list[str], path: str, moved_to: Path | None = None) -> Path |
     if not inside:
         return place
     offset, n_bytes = _members(place)[member]
-    with place.open("rb") as opened:
-        opened.seek(offset)
-        return io.BytesIO(opened.read(min(n_bytes, MAX_BYTES)))
+    with place.open("rb") as file:
+        file.seek(offset)
+        return io.BytesIO(file.read(min(n_bytes, MAX_BYTES)))
 
 
 @lru_cache(4)
@@ -59,7 +59,7 @@ def _members(archive: Path) -> dict[str, tuple[int, int]]:
     """The offset and the number of bytes of each image in a tar file."""
     places = {}
     # members before the damage are still readable
-    with suppress(tarfile.TarError, OSError, EOFError), tarfile.open(archive, "r:") as opened:
-        for member in members(opened):
+    with suppress(tarfile.TarError, OSError, EOFError), opened(name=archive, mode="r:") as whole:
+        for member in members(whole):
             places[member.name] = member.offset_data, member.size
     return places

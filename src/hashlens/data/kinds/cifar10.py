@@ -20,7 +20,7 @@ from PIL import Image
 
 from hashlens.data.download import offline, with_npm
 from hashlens.data.images import ArrayImages
-from hashlens.data.kinds.tar import members
+from hashlens.data.kinds.tar import members, opened
 from hashlens.data.labels import Labels
 from hashlens.data.sources import Asked, Kind, Progress, Source
 from hashlens.errors import DataError, DownloadError, StorageError, UsageError
@@ -180,7 +180,7 @@ def read_archive(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def _read_members(path: Path) -> dict[str, bytes]:
     contents = {}
     try:
-        with tarfile.open(path, "r:gz") as archive:
+        with opened(name=path, mode="r:gz") as archive:
             for member in members(archive):
                 if member.isfile() and any(member.name in layout for layout in LAYOUTS.values()):
                     if member.size > 64_000_000:  # twice the size of the largest real one

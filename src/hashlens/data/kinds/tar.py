@@ -10,7 +10,9 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +37,7 @@ def _open(asked: Asked) -> Source:
     root = place(_common(full))
     for path in (path.removeprefix(f"{root}/") for path in full):
         try:
-            with (root / path).open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            with (root / path).open("rb") as file, opened(fileobj=file, mode="r:") as archive:
                 for member in members(archive):
                     if not member.name.lower().endswith(EXTENSIONS):
                         continue
@@ -46,7 +48,7 @@ def _open(asked: Asked) -> Source:
                         names.append(name)
                         folders.append(member.name.removeprefix("./").rpartition("/")[0])
                         facts.append((member.offset_data, min(member.size, 2**62), _nanoseconds(member.mtime)))
-        except (tarfile.TarError, OSError, ValueError) as error:
+        except (tarfile.TarError, OSError) as error:
             skipped.append((path, f"the rest of this tar file cannot be read ({error})"))
     if not names:
         raise DataError(f"no images in {asked.text}{f' ({skipped[0][1]})' if skipped else ''}; check the tar files")
@@ -94,10 +96,28 @@ def _expand(pattern: str) -> list[str]:
     return [path for n in numbers for path in _expand(pattern[: span.start()] + n + pattern[span.end() :])]
 
 
+@contextmanager
+def _headers() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, OverflowError, RecursionError) as error:  # huge numbers, or long names of long names of ...
+        raise tarfile.ReadError("a header is damaged") from error
+
+
+def opened(**what: Any) -> tarfile.TarFile:
+    """Like `tarfile.open`, which also reads the first header."""
+    with _headers():
+        return tarfile.open(**what)
+
+
 def members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """The members in order; raises where the file is damaged, which tarfile would take for its end."""
     last = -1
-    while (member := archive.next()) is not None:
+    while True:
+        with _headers():
+            member = archive.next()
+        if member is None:
+            break
         if member.size < 0 or member.offset <= last:  # otherwise reading would never end
             raise tarfile.ReadError("a header is damaged")
         last = member.offset
