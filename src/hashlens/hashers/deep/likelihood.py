@@ -64,7 +64,8 @@ class _Compiled(torch.autograd.Function):
         return gradients[0] * slope, None, None, None, None
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
+# error_model: a check for division by zero would keep the inner loop from being vectorised
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
 def _likelihood(theta, positives, negatives, alpha, start, stop, nll, slope, n_active):  # type: ignore[no-untyped-def]
     """For queries start..stop: sum over their triplets of softplus(-T), its gradient in theta, and how many T < 0."""
     largest = 700.0  # exp of a larger number is infinite
