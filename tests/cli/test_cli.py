@@ -240,6 +240,24 @@ def test_ctrl_c_saves_and_resume_ends_the_same(hashlens, tmp_path, monkeypatch):
 SHALLOW = ["--method", "itq", "--features", "gist", "--bits", "8"]
 
 
+def test_several_splits_with_one_query_per_class(hashlens, tmp_path):
+    photos = make_folder(tmp_path / "photos", n=9)
+    code, out, err = hashlens("train", photos, *SHALLOW, "--splits", 2, "--out", tmp_path / "run")
+    assert code == 0, err
+    assert "over 2 splits" in out and "among unlearned images: no two share a label" in out
+
+
+def test_codes_that_are_all_equal_are_said(hashlens, tmp_path):
+    features = tmp_path / "f.npy"
+    photos = make_folder(tmp_path / "photos")
+    assert hashlens("features", photos, "--kind", "gist", "--out", features)[0] == 0
+    values = np.load(features)
+    values[1:] = values[0] * 1e-3  # one image differs from all others
+    np.save(features, values)
+    _, out, _ = hashlens("train", features, "--method", "itq", "--bits", 1, "--out", tmp_path / "run")
+    assert "note: no better than random" in out, out
+
+
 def test_train_on_several_splits(hashlens, tmp_path):
     photos, run = make_folder(tmp_path / "photos", n=30), tmp_path / "run"
     code, out, err = hashlens("train", photos, *SHALLOW, "--splits", 3, "--out", run)

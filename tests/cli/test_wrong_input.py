@@ -82,6 +82,8 @@ WRONG = [  # what is typed, exit code, words of the sentence
     ("train photos --method itq --backbone resnet50", 2, "backbone"),
     ("train photos --backbone lenet", 2, "backbone 'lenet' not found"),
     ("train photos --method itq --features lenet", 2, "backbone 'lenet' not found"),
+    ("train gist.npy --backbone resnet50", 2, "backbone is for images, but gist has features"),
+    ("tune gist.npy --method ksh --features gist", 2, "features is for images, but gist has features"),
     ("train photos --preset best", 2, "preset"),
     ("train photos --method itq --triplets triplets.csv", 2, "triplets"),
     ("train photos --protocol weekly", 2, "unknown protocol"),

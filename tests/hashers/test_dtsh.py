@@ -10,7 +10,7 @@ from slow_losses import n_shared, triplets_of, value_and_gradient
 
 from hashlens import ITQ
 from hashlens.data.labels import Labels
-from hashlens.errors import UsageError
+from hashlens.errors import DataError, UsageError
 from hashlens.hashers.deep import triplet_losses
 from hashlens.hashers.deep.dtsh import DTSH
 from hashlens.hashers.deep.likelihood import triplet_nll
@@ -336,3 +336,27 @@ def test_spare_bits_are_itq_of_the_features(clusters, tmp_path):
 def test_spare_bits_that_cannot_be(clusters, how):
     with pytest.raises(UsageError, match="spare_bits"):
         DTSH(12, **{"spare_bits": 4, "sampling": "in-batch"} | how).fit(*clusters)
+
+
+def test_gaps_between_class_numbers_change_nothing(clusters):
+    X, y = clusters
+    found = [DTSH(8, training=Training(epochs=1)).fit(X, y * gap).encode(X) for gap in (1, 1000)]
+    assert np.array_equal(found[0].packed, found[1].packed)
+
+
+def test_more_classes_than_codes_are_said(clusters, capsys):
+    X, y = clusters
+    quick = Training(epochs=1)
+    DTSH(2, training=quick).fit(X, y, progress=True)
+    assert "codes for" not in capsys.readouterr().err
+    DTSH(1, training=quick).fit(X, y, progress=True)
+    note = "note: there are only 2 codes of 1 bit for 4 classes, so some classes share a code; use at least 2 bits"
+    assert note in capsys.readouterr().err
+
+
+def test_what_cannot_be_learned_is_one_sentence(clusters):
+    X, y = clusters
+    with pytest.raises(UsageError, match="apart must be <= the 8 bits of a code, got 9"):
+        DTSH(8, apart=9).fit(X, y)
+    with pytest.raises(DataError, match="all rows of features are equal"):
+        DTSH(8).fit(np.ones_like(X), y)

@@ -47,6 +47,7 @@ NAMED = (
     "precision",
     "device",
 )  # settings with options
+OF_IMAGES = ("backbone", "weights", "features", "image_size", "frozen_blocks")
 USUAL_SECOND = 128  # bits of the second code, sixteen bytes per image
 DEEP = ("torch", "sklearn", "matplotlib")  # what training a network and its report need
 
@@ -187,10 +188,24 @@ def train(
     _require_ranks(ranks, config)
     if ranks.first:
         _require_free(out, config, resumed=resume is not None)
-    opened = options.open_source_of(typed, from_file, progress)
+    opened = _open(typed, out, from_file, progress)
     result = _run(opened, config, out, progress, triplets=typed.get("triplets"))
     if result is not None:
         _finish(result, out, as_json, _following(opened, out))
+
+
+def _open(config: dict[str, Any], out: Path, from_file: Path | None, progress: Progress) -> Source:
+    """The source, with its notes shown before any work."""
+    from hashlens.features.extractor import is_features
+
+    source = options.open_source_of(config, from_file, progress)
+    if is_features(source.images) and (unused := [name for name in OF_IMAGES if name in config["params"]]):
+        raise UsageError(f"{unused[0]} is for images, but {source.name} has features, which stay as they are; omit it")
+    for warning in source.warnings:
+        progress.say(f"note: {warning}")
+    if source.skipped:
+        progress.say(f"note: skipping {counted(len(source.skipped), 'image')}; see {out / 'skipped.csv'}")
+    return source
 
 
 def _require_free(out: Path, config: dict[str, Any], resumed: bool) -> None:
@@ -341,7 +356,7 @@ def _tune(
     require_own(out, ("tries.jsonl",), "a tuning run")
     if tune.finished(out, tries, budget):
         _require_unfinished(out)
-    source = options.open_source_of(typed, from_file, progress)
+    source = _open(typed, out, from_file, progress)
     protocol = make_protocol(source, config["protocol"], config["seed"])
     hasher = _make(config, len(protocol.train))
     rows = TrainingRows.of(source, protocol)  # all that tuning gets to see
@@ -414,10 +429,6 @@ def _run(
     from hashlens.results import runs
     from hashlens.results.tables import split_text
 
-    for warning in source.warnings:
-        progress.say(f"note: {warning}")
-    if source.skipped:
-        progress.say(f"note: skipping {counted(len(source.skipped), 'image')}; see {out / 'skipped.csv'}")
     protocol, *more_splits = make_protocols(source, config["protocol"], config["seed"], config.get("splits", 1))
     hasher = _make(config, len(protocol.train))
     split = split_text(runs.protocol_facts(protocol), 1 + len(more_splits))

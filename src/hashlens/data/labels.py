@@ -127,6 +127,12 @@ class Labels:
             return self.values.sum(axis=0, dtype=np.int64)
         return np.bincount(self.values, minlength=self.n_classes).astype(np.int64)
 
+    def present(self) -> Labels:
+        """The same labels without the classes that no item has."""
+        some = self.counts() > 0
+        names = tuple(name for name, has in zip(self.names, some, strict=True) if has)
+        return Labels(self.values[:, some] if self.multi else (np.cumsum(some) - 1)[self.values], names)
+
     def having(self, c: int) -> np.ndarray:
         """(n,) bool: the items of class c."""
         return self.values[:, c] if self.multi else self.values == c

@@ -43,6 +43,11 @@ SECOND = ("second_mean", "second_projection")  # the learned attributes of the s
 WRONG = (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RuntimeError, MemoryError)
 
 
+def require_variation(X: np.ndarray) -> None:
+    if not (X - X[0]).any():
+        raise DataError("all rows of features are equal, so there is nothing to learn; pass features that vary")
+
+
 def never() -> bool:
     return False
 

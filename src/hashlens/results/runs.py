@@ -14,6 +14,7 @@ RUN/
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -282,7 +283,8 @@ def headline(result: dict[str, Any]) -> str:
     lines = []
     if over := result.get("over_splits"):
         maps = [f"MAP {map_text(over)}"]
-        maps += [f"among unlearned images {map_text(over, 'map_unlearned')}"] * (over["map_unlearned"] is not None)
+        if over["map_unlearned"] is not None:
+            maps.append(f"among unlearned images {map_text(over, 'map_unlearned')}")
         n = len(result["splits"])
         lines.append(f"{', '.join(maps)}   mean ± standard deviation over {n} splits")
         lines.append("The model, its codes and figures, and the numbers below are from the first split.")
@@ -293,6 +295,8 @@ def headline(result: dict[str, Any]) -> str:
             lines.append(f"    {scores['map_both']:.4f}   ties ordered by the second code (search --by both)")
             lines.append(f"    {scores['map_second']:.4f}   by the second code alone (search --by second)")
         lines.append(f"    {scores['map_random']:.4f}   a random ranking")
+        if math.isclose(scores["map_tie_aware"], scores["map_random"]):
+            lines.append("    note: no better than random, as if all codes were equal; train longer (--epochs)")
         if scores["map_unlearned"] is None:
             lines.append("    –        among unlearned images: no two share a label; add images")
         else:

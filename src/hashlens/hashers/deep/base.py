@@ -18,7 +18,7 @@ from hashlens.errors import DataError, HashlensError, MismatchError, UsageError
 from hashlens.features.extractor import Extractor, is_features
 from hashlens.features.networks import OWN, Network, build_blocks, describe_network, network_info
 from hashlens.features.networks.inference import choose_device, prepare_cpu, set_layout
-from hashlens.hashers.base import SECOND, Hasher, never
+from hashlens.hashers.base import SECOND, Hasher, never, require_variation
 from hashlens.hashers.deep.heads import HEADS, BothCodes, build_head, plain
 from hashlens.hashers.deep.inputs import ArrayInputs, ImageInputs, Inputs, Windows, outputs_of
 from hashlens.hashers.deep.training import RECIPE, Training, fast_bfloat16, train
@@ -104,6 +104,8 @@ class DeepHasher(Hasher):
         stop: Callable[[], bool] = never,
     ) -> None:
         """Learn from `Labels`, or whatever `_targets` returns."""
+        if isinstance(X, np.ndarray):
+            require_variation(X)
         loss, ranks = self._loss(labels), current()
         progress = Progress.of(progress) if ranks.first else Progress(quiet=True)
         prepare_cpu()

@@ -4,7 +4,7 @@ Classes that look alike get codes near each other, but any two codes differ in a
 """
 
 import numpy as np
-from scipy import linalg
+from scipy import linalg, sparse
 
 from hashlens.data.labels import Labels
 from hashlens.hashers.shallow.base import signs
@@ -42,11 +42,20 @@ def class_codes(features: np.ndarray, labels: Labels, n_bits: int, apart: int, r
 
 def class_statistics(features: np.ndarray, labels: Labels) -> tuple[np.ndarray, np.ndarray]:
     """Mean features (c, d) of each class, and the covariance (d, d) of images around the mean of their classes."""
-    has = labels.matrix().astype(np.float64)
-    means = has.T @ features / np.maximum(has.sum(0), 1)[:, None]
-    expected = has @ means / np.maximum(has.sum(1), 1)[:, None]
-    rest = (features - expected)[has.any(axis=1)]
+    has = memberships(labels)
+    per_image = has.sum(1)
+    means = has.T @ features / np.maximum(labels.counts(), 1)[:, None]
+    expected = has @ means / np.maximum(per_image, 1)[:, None]
+    rest = (features - expected)[per_image > 0]
     return means, rest.T @ rest / max(1, len(rest))
+
+
+def memberships(labels: Labels) -> sparse.csr_array:
+    """(n, n_classes) of 0 and 1; sparse, because thousands of classes would not fit in memory."""
+    if labels.multi:
+        return sparse.csr_array(labels.values, dtype=np.float64)
+    n = len(labels)
+    return sparse.csr_array((np.ones(n), labels.values, np.arange(n + 1)), (n, labels.n_classes))
 
 
 def separated(values: np.ndarray, apart: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from hashlens.data.triplets import clean_triplets
 from hashlens.errors import UsageError
 from hashlens.features.networks import Network
 from hashlens.hashers.deep.base import DeepHasher
-from hashlens.hashers.deep.class_codes import class_codes, ridge_regression
+from hashlens.hashers.deep.class_codes import class_codes, memberships, ridge_regression
 from hashlens.hashers.deep.heads import FromLongCode, Standardised, build_head
 from hashlens.hashers.deep.inputs import outputs_of
 from hashlens.hashers.deep.training import released
@@ -138,17 +138,29 @@ class DTSH(DeepHasher):
         return Triplets(rows, n)
 
     def _fit(self, X: Any, labels: Any, **how: Any) -> None:
+        if self.apart is not None and self.apart > self.n_bits:
+            raise UsageError(f"apart must be <= the {self.n_bits} bits of a code, got {self.apart}")
+        if isinstance(labels, Labels):
+            labels = labels.present()  # a class without images would get a code too
         self.sampling_ = self._sampling_for(labels)
         self.n_classes_ = self.long_bits_ = 0
         if self.long_bits != 0 and self.sampling_ == "class-codes" and not labels.multi and self.head == "linear":
             usual = LONG_FIXED if self._choose_backbone(X) == "none" else LONG
             self.n_classes_, self.long_bits_ = labels.n_classes, max(self.n_bits, self.long_bits or usual)
-        if self.sampling == "auto" and isinstance(labels, Labels):
-            formed = "inside each batch" if self.sampling_ == "in-batch" else "with class codes"
-            n_classes = counted(int((labels.counts() > 0).sum()), "class")
-            Progress.of(how.get("progress", False)).say(f"{n_classes}: triplets are formed {formed}")
+        if isinstance(labels, Labels):
+            self._tell(labels.n_classes, Progress.of(how.get("progress", False)))
         self.spare_bits_ = self._spare_for(labels)
         super()._fit(X, labels, **how)
+
+    def _tell(self, n_classes: int, progress: Progress) -> None:
+        if self.sampling == "auto":
+            formed = "inside each batch" if self.sampling_ == "in-batch" else "with class codes"
+            progress.say(f"{counted(n_classes, 'class')}: triplets are formed {formed}")
+        if n_classes > 2**self.n_bits:
+            progress.say(
+                f"note: there are only {2**self.n_bits:,} codes of {counted(self.n_bits, 'bit')} for {n_classes:,}"
+                f" classes, so some classes share a code; use at least {(n_classes - 1).bit_length()} bits"
+            )
 
     def _spare_for(self, labels: Any) -> int:
         if self.spare_bits and (self.sampling_ != "in-batch" or self.head != "linear"):
@@ -255,7 +267,9 @@ class DTSH(DeepHasher):
 
         codes = codes_of(self.long_bits_ or self.n_bits)
         loss.codes.copy_(torch.from_numpy(codes))
-        layer = regression((labels.matrix() @ codes).clip(-1, 1))  # with several labels, the majority of their codes
+        layer = regression(
+            (memberships(labels) @ codes).clip(-1, 1)
+        )  # with several labels, the majority of their codes
         if isinstance(network[-1], FromLongCode):
             network[-1].start(layer, codes, codes_of(self.n_bits))
         elif isinstance(network[-1], nn.Linear):

@@ -7,9 +7,9 @@ from scipy import linalg
 
 from hashlens.data.images import as_images
 from hashlens.data.labels import Labels
-from hashlens.errors import DataError, MismatchError
+from hashlens.errors import MismatchError
 from hashlens.features.extractor import DEEP, Extractor, extractor, image_features, is_features
-from hashlens.hashers.base import Hasher, as_rows
+from hashlens.hashers.base import Hasher, as_rows, require_variation
 from hashlens.progress import Progress
 from hashlens.ranks import ALONE, Ranks
 from hashlens.schema import conform, whole
@@ -60,8 +60,7 @@ class ShallowHasher(Hasher):
         return found
 
     def _learn(self, X: np.ndarray, labels: Labels | None, **how: Any) -> Self:
-        if not (X - X[0]).any():
-            raise DataError("all rows of features are equal, so there is nothing to learn; pass features that vary")
+        require_variation(X)
         super()._learn(X, labels)
         self._learn_second(X)
         self.n_features_in_ = X.shape[1]
