@@ -11,7 +11,7 @@ import pytest
 from hashlens import DTSH, METHODS, Training
 from hashlens.errors import UsageError
 from hashlens.hashers.methods import hasher_class
-from hashlens.settings import apply, check, describe, from_json, parse, parse_for, setting, to_json
+from hashlens.settings import apply, check, describe, did_you_mean, from_json, parse, parse_for, setting, to_json
 
 WRONG = {  # values just outside the range of each setting that has one
     "agh": {"layers": [0, 3], "n_anchors": [1], "n_nearest": [0]},
@@ -73,6 +73,12 @@ WRONG_TRAINING = {
     "precision": ["float16"],
     "device": ["gpu"],
 }
+
+
+def test_a_name_of_the_same_letters_is_suggested_first():
+    assert did_you_mean("dhst", ["dh", "dtsh"]) == " (did you mean 'dtsh'?)"
+    assert did_you_mean("ks", ["dh", "ksh"]) == " (did you mean 'ksh'?)"
+    assert did_you_mean("x", ["dh", "ksh"]) == ""
 
 
 @pytest.mark.parametrize("name", METHODS)

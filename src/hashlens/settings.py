@@ -210,7 +210,9 @@ def require_arguments(cls: type, given: Mapping[str, Any]) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), 1)
+    """A question that suggests the most similar name; one of the same letters comes first: dtsh, not dh, for dhst."""
+    names = list(known)
+    close = [one for one in names if sorted(one) == sorted(name)] or get_close_matches(name, names, 1)
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 

@@ -75,6 +75,17 @@ def test_seed_and_protocol_are_those_of_the_split(photos):
         check_source(photos, protocol="nonsense")
 
 
+def test_classes_without_a_query_are_said(photos):
+    for row in range(2):
+        noise(photos / "owls" / f"{row}.png", 80 + row)
+    report = check_source(photos)
+    (note,) = report["warnings"]
+    assert note.startswith("classes without a query: 1 of 3, first owls") and f"note        {note}" in describe_check(
+        report
+    )
+    assert "split, seed 0: 2 queries from 2 of 3 classes" in describe_check(report)
+
+
 def test_bad_images_are_named(photos):
     noise(photos / "cats" / "3.png", 3, size=(200, 150))
     (photos / "cats" / "3.png").write_bytes((photos / "cats" / "3.png").read_bytes()[:-400])

@@ -138,7 +138,7 @@ def test_warnings(photos):
     source = opened(photos)
     text = "\n".join(source.warnings)
     assert "class 'fox' has no image" in text
-    assert "classes with a single image: 1 (owl)" in text
+    assert "classes with a single image: 1 (owl); no other image shares their label: add images, or remove" in text
     assert "images left out, no label: 1, first loose.png" in text
     assert len(source.warnings) == 3
     assert source.labels.names == ("cats", "dogs", "owl") and len(source.images) == 9

@@ -156,6 +156,7 @@ def test_split_takes_a_tenth_of_each_class():
     labels = single(np.repeat(np.arange(7), counts))
     protocol = PROTOCOLS["split"](labels, 0)
     assert np.bincount(labels.values[protocol.query], minlength=7).tolist() == [0, 0, 1, 1, 2, 10, 100]
+    assert "114 queries from 5 of 7 classes, one or about a tenth of each; 1,022 trained" in protocol.description
     assert np.array_equal(protocol.train, protocol.database)
     assert len(np.union1d(protocol.query, protocol.database)) == sum(counts)
     assert (
@@ -180,6 +181,28 @@ def test_split_of_label_sets():
     assert values[protocol.query].any(axis=1).all()  # no query without a label
     assert np.isin([1, 2], protocol.database).all()
     assert len(protocol.query) + len(protocol.database) == 3000
+
+
+@pytest.mark.parametrize("name", ["split", "few-2"])
+def test_classes_too_small_for_a_query_are_said(name):
+    (note,) = PROTOCOLS[name](single(np.repeat(np.arange(13), [200] + 12 * [2])), 0).notes
+    assert note.startswith(
+        "classes without a query: 12 of 13, first c1, because each needs three images; MAP says nothing"
+    )
+    assert "add images, or choose queries in a column split" in note
+    assert PROTOCOLS[name](single([0, 0, 0, 1, 1, 1, 3, 3, 3]), 0).notes == (), "a class without images needs no query"
+
+
+def test_labels_whose_images_all_have_a_rarer_one_have_no_query():
+    values = np.zeros((40, 4), bool)
+    values[:, 0], values[:3, 1], values[[0, 1], 2], values[2, 3] = True, True, True, True
+    (note,) = PROTOCOLS["split"](Labels(values, tuple("abcd")), 0).notes
+    assert "classes without a query: 3 of 4, first b, because each needs three images without a rarer label" in note
+
+
+def test_unseen_says_who_learned_from_the_searched_images(cifar10):
+    (note,) = PROTOCOLS["unseen"](cifar10, 0).notes
+    assert note.startswith("methods without labels learn from the images that are searched")
 
 
 def test_split_needs_a_class_of_three():

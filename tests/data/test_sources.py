@@ -147,6 +147,17 @@ def test_a_missing_source_names_a_similar_one(photos, typed, hint):
     assert error.value.message == f"{typed} not found; did you mean {hint}? (all sources: hashlens data --help)"
 
 
+def test_features_without_their_table_name_it(tmp_path):
+    np.save(tmp_path / "f.npy", np.zeros((4, 2), np.float32))
+    with pytest.raises(
+        DataError, match=r"f\.parquet, the table of .* f\.npy, is missing; copy it there, or write both"
+    ):
+        open_source(tmp_path / "f.npy")
+    (tmp_path / "f.parquet").write_text("x")
+    with pytest.raises(DataError, match="were not written by hashlens features"):
+        open_source(tmp_path / "f.npy")
+
+
 @pytest.mark.parametrize("folder", ["photos", "./photos", "data/2024/photos"])
 def test_a_tar_file_of_one_folder_has_the_classes_of_the_folder(photos, folder):
     with tarfile.open("photos.tar", "w") as archive:

@@ -75,7 +75,9 @@ def test_several_labels_make_sets_and_rows_without_one_stay(table):
     source = opened(table("image,tags\na/0.png,beach;sunset\na/1.png,\na/2.png,sunset | sea | sunset\n"))
     assert source.labels.multi and source.labels.names == ("beach", "sea", "sunset")
     assert described(source) == ["beach, sunset", "no label", "sea, sunset"]
-    assert any("images without a label: 1" in line for line in source.warnings)
+    assert any(
+        "images without a label: 1; each counts as an image with none of the" in line for line in source.warnings
+    )
 
 
 def test_columns_of_0_and_1(table):
@@ -146,6 +148,13 @@ def test_rows_without_label_or_path_are_skipped_in_single_labels(table):
     assert len(source.images) == 4 and not source.labels.multi
 
 
+def test_many_rows_without_a_label_are_told_what_to_do(table):
+    assert opened(table(PETS + "a/7.png,\n")).warnings == [
+        "images left out, no label: 1, first a/7.png; that is 20%: fill in their labels in the table, or choose another"
+        " column with --column labels=COLUMN"
+    ]
+
+
 def test_rows_of_the_same_image_are_joined(table):
     source = opened(table(PETS + "a/3.png,dog\n"))
     assert len(source.images) == 4 and not source.labels.multi
@@ -185,14 +194,15 @@ def test_a_split_column_without_queries_is_not_a_split(table):
         ("path,label\n", None, DataError, "has no images; .* add a line"),
         ("a/0.png,cat\na/1.png,dog\n", None, UsageError, r"first line has a/0\.png, cat\).*--column path="),
         ("path,animal\na/0.png,cat\n", None, UsageError, r"\(but path, animal\).*line 2 has 'cat'.*--column labels="),
-        ("path\na/0.png\n", None, DataError, "1 image but no labels.*add a column called label"),
+        ("path\na/0.png\n", None, DataError, "1 image but no labels.*fill in a column called label"),
         (PETS, Columns(labels="lable"), UsageError, "no column 'lable' among path, label; did you mean label"),
         (PETS, Columns(path="x"), UsageError, "no column 'x' .* choose one with --column path="),
         (PETS, Columns(split="fold"), UsageError, "no column 'fold'"),
         ("path,label,Path\na/0.png,c,a\n", None, DataError, "the column 'path' occurs twice"),
         ("path,label\na/0.png,cat,dog\n", None, DataError, "line 2 of .* has 3 cells and the first line has 2"),
         ("path,label\na/0.png\n", None, DataError, "line 2 of .* has 1 cells"),
-        ("path,label\na/0.png,\na/1.png,\n", None, DataError, "2 images but no labels"),
+        ("path,label\na/0.png,\na/1.png,\n", None, DataError, "2 images but no labels.*fill in a column"),
+        ("path,label\na/0.png,x\na/1.png,\na/2.png,\n", None, DataError, "2 no label.*: fill in their labels"),
         ("path,label\na/0.png,cat\na/1.png,cat\n", None, DataError, "only one class found .* cat with 2 images"),
         ("path,label\nx.png,c\ny.png,d\na/1.png,d\n", None, DataError, r"2 of the 3 .* missing \(first: x\.png\)"),
         ("path,label,split\na/0.png,c,fold1\n", None, DataError, "line 2 .* 'fold1' .*'split'; write one of train"),

@@ -430,6 +430,8 @@ def _run(
     from hashlens.results.tables import split_text
 
     protocol, *more_splits = make_protocols(source, config["protocol"], config["seed"], config.get("splits", 1))
+    for note in protocol.notes:
+        progress.say(f"note: {note}")
     hasher = _make(config, len(protocol.train))
     split = split_text(runs.protocol_facts(protocol), 1 + len(more_splits))
     progress.say(f"{config['method'].upper()}, {counted(hasher.n_bits, 'bit')}, {split} → {out}/")

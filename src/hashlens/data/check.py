@@ -76,9 +76,9 @@ def check_source(
         split = make_protocol(source, protocol, seed)
         query, database = set(split.query.tolist()), set(split.database.tolist())
         leaked = query & {row for rows in alike if database & set(rows) for row in rows}
-        split_facts = _split_facts(split)
+        split_facts, notes = _split_facts(split), list(split.notes)
     except (DataError, UsageError) as error:
-        split_facts = {"error": error.message}
+        split_facts, notes = {"error": error.message}, []
 
     def names(rows: list[int]) -> list[str]:
         return [source.images.names[row] for row in rows]
@@ -99,7 +99,7 @@ def check_source(
             "query_in_database": names(sorted(leaked)),
         },
         "split": split_facts,
-        "warnings": source.warnings if facts else source.notes,
+        "warnings": [*(source.warnings if facts else source.notes), *notes],
     }
 
 

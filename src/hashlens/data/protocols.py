@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -59,6 +59,7 @@ class Protocol:
     topk: int | None = None  # None: MAP over the whole ranking
     seed: int = 0
     description: str = ""
+    notes: tuple[str, ...] = field(default=(), repr=False)  # what a reader of the scores must know; not saved
 
     def __post_init__(self) -> None:
         for role in ROLES:
@@ -188,7 +189,12 @@ def unseen_classes(labels: Labels, seed: int = 0) -> Protocol:
     seen, asked, searched = (rng.permutation(np.concatenate(part)) for part in (train, query, database))
     names = ", ".join(labels.names[c] for c in unseen)
     sizes = f"{counted(len(asked), 'query')} and {len(searched):,} searched of {names}"
-    return Protocol("unseen", seen, asked, searched, seed=seed, description=f"{sizes}; {len(seen):,} others trained on")
+    note = (
+        "methods without labels learn from the images that are searched, methods with labels from other classes only;"
+        " compare each with its own kind"
+    )
+    description = f"{sizes}; {len(seen):,} others trained on"
+    return Protocol("unseen", seen, asked, searched, seed=seed, description=description, notes=(note,))
 
 
 def with_training_size(base: Protocol, labels: Labels, n: int) -> Protocol:
@@ -223,9 +229,9 @@ def with_training_size(base: Protocol, labels: Labels, n: int) -> Protocol:
 def folder_split(labels: Labels, seed: int = 0) -> Protocol:
     """A tenth of each class as queries; the rest is trained on and searched.
 
-    A class of three or more images gives at least one query and keeps at least two; smaller classes give none. An image
-    with several labels counts for each, and rare labels choose first; images without labels are never queries, because
-    nothing would be relevant to them.
+    A class of three or more images gives at least one query and keeps at least two; smaller classes give none, which a
+    note says. An image with several labels counts for each, and rare labels choose first; images without labels are
+    never queries, because nothing would be relevant to them.
     """
     rng = np.random.default_rng(seed)
     counts = np.asarray(labels.counts())
@@ -248,8 +254,17 @@ def folder_split(labels: Labels, seed: int = 0) -> Protocol:
     query = rng.permutation(np.flatnonzero(is_query))
     if not len(query):
         raise DataError("no image can be a query: each has a label of fewer than three images; remove rare labels")
-    description = f"{counted(len(query), 'query')}, a tenth of each class; {len(rest):,} trained on and searched"
-    return Protocol("split", rest, query, rest, seed=seed, description=description)
+    without = [labels.names[c] for c in np.flatnonzero((counts > 0) & (taken == 0))]
+    n_classes = (counts > 0).sum()
+    asked = f"{counted(len(query), 'query')} from {n_classes - len(without):,} of {n_classes:,} classes"
+    description = f"{asked}, one or about a tenth of each; {len(rest):,} trained on and searched"
+    notes = tuple(
+        f"classes without a query: {len(without):,} of {n_classes:,}, first {name}, because each needs three images"
+        f"{' without a rarer label' * labels.multi}; MAP says nothing about these classes: add images, or choose"
+        " queries in a column split of a table"
+        for name in without[:1]
+    )
+    return Protocol("split", rest, query, rest, seed=seed, description=description, notes=notes)
 
 
 def few_labels(labels: Labels, seed: int, n: int) -> Protocol:
@@ -267,8 +282,8 @@ def few_labels(labels: Labels, seed: int, n: int) -> Protocol:
             if chosen[rows].sum() < min(wanted, len(rows)):
                 chosen[rows[~chosen[rows]][0]] = True
     train = base.train[chosen]
-    sizes = _sizes(base.query, base.database, train)
-    return Protocol(f"few-{n}", train, base.query, base.database, seed=seed, description=f"{sizes}, {n} per class")
+    description = f"{_sizes(base.query, base.database, train)}, {n} per class"
+    return replace(base, name=f"few-{n}", train=train, description=description)
 
 
 def _nuswide(labels: Labels, seed: int, name: str, topk: int, n_train: int | None = None) -> Protocol:

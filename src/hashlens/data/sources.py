@@ -95,6 +95,7 @@ class Kind:
     matches: Callable[[str, Any], bool]  # takes the text and the Path or Address it names
     open: Callable[[Asked], Source]
     labelling: str = ""  # how to give labels to images of this kind
+    filling: str = ""  # the same where only some images have one; "": as `labelling`
     protocol: str = "split"  # its usual split
     named: bool = False  # opened by its name; a folder with that name is written ./cifar10
     takes: tuple[str, ...] = ()  # which of columns, from_file and quirk it understands
@@ -169,8 +170,8 @@ class Source:
             if single:
                 names = ", ".join(single[:5]) + (", …" if len(single) > 5 else "")
                 lines.append(
-                    f"classes with a single image: {len(single):,} ({names}); no training image is similar to it: add"
-                    " images or remove the class"
+                    f"classes with a single image: {len(single):,} ({names}); no other image shares their"
+                    " label: add images, or remove these classes"
                 )
             dates = [name for name in self.labels.names if is_date(name)]
             if 2 * len(dates) > self.labels.n_classes:
@@ -179,12 +180,16 @@ class Source:
                     " taken, not what they show; sort them into folders by what they show"
                 )
             if self.labels.multi and (n := int((~values.any(axis=1)).sum())):
-                lines.append(f"images without a label: {n:,}; they are searched, but nothing is relevant to them")
+                lines.append(
+                    f"images without a label: {n:,}; each counts as an image with none of the labels, in training and"
+                    " among the searched images: label or remove those that have one"
+                )
         for reason, count in Counter(reason.split(";")[0] for _, reason in self.skipped).items():
             first = next(name for name, other in self.skipped if other.split(";")[0] == reason)
             line = f"images left out, {reason}: {count:,}, first {first}"
             if reason == NO_LABEL and 10 * count > len(self) + len(self.skipped):
-                line += f"; that is {count / (len(self) + len(self.skipped)):.0%}: {kind_named(self.kind).labelling}"
+                kind = kind_named(self.kind)
+                line += f"; that is {count / (len(self) + len(self.skipped)):.0%}: {kind.filling or kind.labelling}"
             lines.append(line)
         return lines
 
@@ -300,14 +305,14 @@ def _finish(source: Source, kind: str, labelled: bool) -> Source:
     source.kind, source.labelled = kind, labelled
     if not labelled:
         return source
-    how = kind_named(kind).labelling
+    how = kind_named(kind)
     if source.labels is None:
         n = counted(len(source), "image")
-        raise DataError(f"{source.address} has {n} but no labels, which are needed here; {how}")
+        raise DataError(f"{source.address} has {n} but no labels, which are needed here; {how.labelling}")
     if not source.multi and source.labels.multi:  # some images have no label
         values, n = source.labels.values, len(source) + len(source.skipped)
         source = source.without({row: NO_LABEL for row in range(len(source)) if not values[row].any()})
-        _require_most(source.skipped, n, source.address, f"label them: {how}")
+        _require_most(source.skipped, n, source.address, f"label them: {how.filling or how.labelling}")
     if source.labels.n_classes < 2:
         raise DataError(
             f"only one class found in {source.address}: {source.labels.names[0]} with {counted(len(source), 'image')};"

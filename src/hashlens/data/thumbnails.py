@@ -49,9 +49,9 @@ def file_of(roots: list[str], path: str, moved_to: Path | None = None) -> Path |
     if not inside:
         return place
     offset, n_bytes = _members(place)[member]
-    with place.open("rb") as file:
-        file.seek(offset)
-        return io.BytesIO(file.read(min(n_bytes, MAX_BYTES)))
+    with place.open("rb") as archive:
+        archive.seek(offset)
+        return io.BytesIO(archive.read(min(n_bytes, MAX_BYTES)))
 
 
 @lru_cache(4)

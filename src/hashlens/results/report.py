@@ -28,6 +28,7 @@ PROTOCOL = {
     "n_database": "Database images",
     "split_hash": "Split hash",
     "seed": "Split seed",
+    "notes": "Notes",
 }
 MAX_ROWS = 20  # in the table below a plot
 Points = Sequence[tuple[float, float]]

@@ -274,7 +274,7 @@ def protocol_facts(protocol: Protocol) -> dict[str, Any]:
         "n_query": len(protocol.query),
         "n_database": len(protocol.database),
         "split_hash": protocol.fingerprint(),
-    }
+    } | ({"notes": list(protocol.notes)} if protocol.notes else {})
 
 
 def headline(result: dict[str, Any]) -> str:

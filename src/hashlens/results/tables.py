@@ -127,6 +127,7 @@ def csv_table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 def notes(result: Mapping[str, Any]) -> list[str]:
     """Notes that a reader of the table needs."""
     said = [result["definition"]] if result["definition"] else []
+    said += result["protocol"].get("notes", [])
     n_seeds, n_splits = len(result["seeds"]), len(result.get("splits", [0]))
     each = f", {n_seeds} seeds of the methods on each" * (n_seeds > 1)
     if n_splits > 1:

@@ -42,9 +42,15 @@ def _open(asked: Asked) -> Source:
 
     if not asked.labelled:
         raise UsageError(f"{asked.path} contains features, which only train and compare take; give images")
+    beside = asked.path.with_suffix(".parquet")
+    if not beside.exists():
+        raise DataError(
+            f"{beside}, the table of the images and labels of {asked.path.name}, is missing; copy it there, or write"
+            " both with hashlens features"
+        )
     try:
         rows: Any = load_array(asked.path, mmap_mode="r").view(FeatureRows)
-        table = load_table(asked.path.with_suffix(".parquet"))
+        table = load_table(beside)
         if rows.ndim != 2 or len(rows) != len(table):
             raise ValueError(f"rows of shape {rows.shape} for {len(table):,} images")
         rows.files = FileImages.of(table)

@@ -171,5 +171,6 @@ KIND = Kind(
     matches=lambda text, path: is_huggingface(path),
     open=_open,
     labelling="choose the column of labels with --column labels=COLUMN",
+    filling="save it again with their labels, or choose another column with --column labels=COLUMN",
     takes=("columns",),
 )

@@ -219,6 +219,7 @@ def split_labels(cell: Any, separator: str | None = None) -> tuple[str, ...]:
 KIND = Kind(
     matches=lambda text, path: path.suffix.lower() in (".csv", ".tsv", ".parquet"),
     open=_open,
-    labelling="add a column called label, or choose the column of labels with --column labels=COLUMN",
+    labelling="fill in a column called label, or choose the column of labels with --column labels=COLUMN",
+    filling="fill in their labels in the table, or choose another column with --column labels=COLUMN",
     takes=("columns",),
 )
