@@ -521,14 +521,19 @@ def read_run(folder: Path) -> None:
 
 
 def make_tries(folder: Path) -> None:
-    (folder / "tuning.json").write_text(json.dumps({"asked": {"method": "itq"}, "seconds": 1.5}))
-    (folder / "tries.jsonl").write_text(json.dumps({"settings": {}, "scores": [0.5], "map": 0.5}) + "\n")
+    search = {"rho": [1e-4, 10.0]}
+    asked = {"method": "ccaitq", "settings": {}, "search": search, "folds": 3, "seed": 0, "images": "0" * 64}
+    first = {"number": 0, "settings": {"rho": 0.1}, "state": "complete", "score": 0.5, "folds": [0.5, 0.5, 0.5]}
+    first |= {"steps": {"3": 0.5, "9": 0.5}, "rungs": {"completed_rung_0": 0.5}, "seconds": 1.5}
+    (folder / "tuning.json").write_text(json.dumps({"asked": asked, "seconds": 1.5}))
+    (folder / "tries.jsonl").write_text(json.dumps(first) + "\n")
 
 
 def read_tries(folder: Path) -> None:
+    from hashlens import CCAITQ
     from hashlens.results.tune import _Record
 
-    _Record(folder, {"method": "itq"})
+    _Record(folder, {"method": "ccaitq"}, CCAITQ)
 
 
 def compare_again(folder: Path) -> None:

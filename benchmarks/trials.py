@@ -2,7 +2,7 @@
 
     hashlens features photos/ --out photos.npy
     python -m benchmarks.trials photos.npy [MORE.npy ...] [--methods ksh,sdh]
-    python -m benchmarks.trials photos/ cifar10 --methods dtsh
+    python -m benchmarks.trials photos/ cifar10 --methods dtsh [--only vit-tiny]
     DATA=folder python -m benchmarks.trials combinations combinations-images --methods dtsh
 
 `combinations` are photos of MIRFLICKR-25K in folder/mirflickr25k, on fixed features or as images: a class is one of the
@@ -49,6 +49,9 @@ TRIALS = {
         *grid(n_bits=[16, 48], sampling=["class-codes"], long_bits=[0, 64, 256, 512]),
         *grid(n_bits=[48], sampling=["in-batch"]),
         *grid(n_bits=[32], sampling=["in-batch"], epochs=[6, 11]),
+        *grid(n_bits=[32], backbone=["vit-tiny"], epochs=[6], image_size=[160], frozen_blocks=[6, 3], lr=[2e-4]),
+        *grid(n_bits=[32], backbone=["vit-tiny"], epochs=[6], image_size=[160], frozen_blocks=[9], lr=[3e-4]),
+        *grid(n_bits=[32], backbone=["vit-tiny"], epochs=[6], image_size=[128], frozen_blocks=[6], lr=[3e-4]),
     ],
     "classifier": [
         # the same blocks as DTSH, for as long
@@ -135,11 +138,14 @@ def main() -> None:
         "sources", nargs="+", help="images with labels, features that hashlens features wrote, or combinations"
     )
     parser.add_argument("--methods", type=lambda text: text.split(","), default=list(TRIALS))
+    parser.add_argument("--only", default="", help="only trials with this in their settings")
     asked = parser.parse_args()
     found = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else {}
     for name, method in product(asked.sources, asked.methods):
         source = opened(name)
         for settings in TRIALS[method]:
+            if asked.only not in words(settings):
+                continue
             maps = found.setdefault(method, {}).setdefault(words(settings), {})
             if source.name not in maps:
                 clock = time.process_time()

@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.sparse.csgraph import connected_components
 
 from hashlens.data import Source, make_protocol, open_source
-from hashlens.data.folds import TrainingRows, near_duplicates
+from hashlens.data.folds import ALIKE, TrainingRows, near_duplicates
 from hashlens.data.images import ArrayImages, FileImages, as_images
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError
 from hashlens.features.extractor import extractor
+from hashlens.machine import blocks
 
 
 def rows_of(X, y):
@@ -59,16 +61,66 @@ def test_two_columns_say_too_little_for_near_duplicates(rng):
     assert groups[7] == groups[8] and len(set(groups)) == 39
 
 
+def joined_at_once(X):
+    """Near-duplicates of features from all pairs at once."""
+    given = X.astype(np.float32)
+    rows = given - given.mean(0)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    groups = connected_components(rows @ rows.T > ALIKE, directed=False)[1]
+    return groups if np.bincount(groups).max() <= len(X) / 10 else np.unique(given, axis=0, return_inverse=True)[1]
+
+
+@pytest.mark.parametrize("n_columns", [2, 6, 8, 10, 32])  # with 8, some groups are joined over blocks
+def test_near_duplicates_are_joined_over_blocks(rng, n_columns):
+    X = rng.normal(size=(2500, n_columns))
+    X[1500:2000] = X[:500] + 0.01 * rng.normal(size=(500, n_columns))
+    assert np.array_equal(near_duplicates(X), joined_at_once(X))
+
+
+def test_it_stops_when_too_many_rows_are_joined(rng, monkeypatch):
+    used = []
+    monkeypatch.setattr(
+        "hashlens.data.folds.blocks", lambda n, size: (used.append(part) or part for part in blocks(n, size))
+    )
+    assert len(set(near_duplicates(rng.normal(size=(5000, 2))))) == 5000 and len(used) == 1
+
+
+def test_single_labels_need_no_matrix_of_all_classes(clusters, monkeypatch):
+    monkeypatch.setattr(Labels, "matrix", None)
+    assert len(rows_of(*clusters).folds(3)) == 3
+
+
 def test_an_image_with_several_labels_counts_for_the_rarest(rng):
     y = np.stack([np.arange(60) % 3 > 0, np.arange(60) % 2 == 0, np.arange(60) < 6], axis=1)
     for _, held in rows_of(rng.normal(size=(60, 32)), y).folds(3):
         assert y[held, 2].sum() == 2
 
 
-@pytest.mark.parametrize("y", [[0, 1, 2, 3], [0, 0, 1, 1], [0] * 5 + [1]])
-def test_too_few_rows_are_one_sentence(rng, y):
-    with pytest.raises(DataError, match=r"training images cannot be cut into 3 folds .* use fewer folds"):
-        rows_of(rng.normal(size=(len(y), 32)), y).folds(3)
+@pytest.mark.parametrize(
+    ("y", "n", "message"),
+    [
+        ([0, 1, 2, 3], 3, "4 training images, at most 1 per class .* into 3 folds .*; add images per class$"),
+        ([0, 0, 1, 1], 2, "at most 2 per class .* into 2 folds .*; add images per class$"),
+        (np.arange(40) // 2, 3, "at most 2 per class .* into 3 folds .*; add images per class$"),
+        ([0] * 5 + [1], 3, "at most 5 per class .* into 3 folds .*; add images per class$"),
+        (np.arange(40) // 10, 12, "at most 10 per class .* into 12 folds .* or use fewer folds, such as 2$"),
+    ],
+)
+def test_too_few_rows_are_one_true_sentence(rng, y, n, message):
+    rows = rows_of(rng.normal(size=(len(y), 32)), y)
+    with pytest.raises(DataError, match=message) as raised:
+        rows.folds(n)
+    if "fewer folds" in raised.value.message:
+        assert len(rows.folds(2)) == 2
+    elif n > 2:
+        with pytest.raises(DataError):
+            rows.folds(2)
+
+
+def test_near_duplicates_count_once_in_the_message(rng):
+    X = np.repeat(rng.normal(size=(40, 64)), 5, axis=0)  # not over a tenth of all rows
+    with pytest.raises(DataError, match="200 training images, at most 1 per class if near-duplicates count once"):
+        rows_of(X, np.arange(200) // 5).folds(3)
 
 
 def test_training_rows_hold_nothing_else():

@@ -13,6 +13,7 @@ from hashlens.data.folds import TrainingRows
 from hashlens.data.images import UnreadableImage
 from hashlens.data.labels import Labels
 from hashlens.errors import DataError, MismatchError, Stopped, UsageError
+from hashlens.hashers.second import learn_second
 from hashlens.results.metrics import DEFINITIONS, evaluate_ranking
 from hashlens.results.tune import Tuning, search
 
@@ -65,6 +66,35 @@ def test_defaults_stay_unless_the_gain_is_more_than_chance(folds, number):
     assert ("the defaults stay" in str(found)) == (number == 0)
 
 
+def scored(*folds, **how):
+    """A try with these scores of its folds."""
+    return {"state": "complete", "score": np.mean(folds), "folds": folds, "seconds": 0, **how}
+
+
+@pytest.mark.parametrize("state", ["complete", "pruned"])
+@pytest.mark.parametrize(("n_others", "number"), [(1, 1), (2, 1), (12, 0)])
+def test_the_more_tries_the_larger_must_the_gain_be(state, n_others, number):
+    gain = 0.5 + 1.5 / 3**0.5 * 0.01  # 1.5 standard errors of these folds
+    tries = [scored(0.5, 0.5, 0.5), scored(gain - 0.01, gain, gain + 0.01)]
+    tries += [scored(0.39, 0.4, 0.41, state=state) for _ in range(n_others - 1)]
+    found = Tuning(KSH(8), [{"number": i, "settings": {}, **one} for i, one in enumerate(tries)])
+    assert found.best["number"] == number
+
+
+def test_a_try_with_equal_gains_by_luck_is_not_better_than_the_spread_of_the_others():
+    tries = [scored(0.5, 0.5, 0.5), scored(0.51, 0.51, 0.51), scored(0.4, 0.5, 0.6), scored(0.6, 0.3, 0.5)]
+    assert Tuning(KSH(8), [{"number": i, "settings": {}, **one} for i, one in enumerate(tries)]).best["number"] == 0
+
+
+def test_tries_that_failed_do_not_count():
+    tries = [scored(0.5, 0.5, 0.5), scored(0.51, 0.52, 0.53), *[{"state": "failed", "score": None}] * 100]
+    assert Tuning(KSH(8), [{"number": i, "settings": {}, **one} for i, one in enumerate(tries)]).best["number"] == 1
+
+
+def test_the_defaults_alone_are_not_called_the_best_of_one_try(clusters):
+    assert "only they were tried, so allow more tries" in str(tune(clusters, Blurred(8), tries=1))
+
+
 def test_bad_tries_are_stopped_after_one_fold_and_failed_ones_recorded(clusters):
     tries = tune(clusters, Blurred(8), tries=15).tries
     states = {state: [one for one in tries if one["state"] == state] for state in ("complete", "pruned", "failed")}
@@ -73,6 +103,30 @@ def test_bad_tries_are_stopped_after_one_fold_and_failed_ones_recorded(clusters)
     worst = min((one for one in tries if one["score"]), key=lambda one: one["score"])
     assert worst["state"] == "pruned" and worst["settings"]["noise"] > 1
     assert states["failed"] and all(one["reason"] == "odd" and one["score"] is None for one in states["failed"])
+
+
+def test_lines_say_what_a_score_is_of(clusters, capsys):
+    found = tune(clusters, Blurred(8), tries=15, progress=True)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("try ")]
+    for one, line in zip(found.tries, said, strict=True):
+        ends = {
+            "complete": "MAP {score:.4f} over 3 folds,",
+            "pruned": "fold 1: {score:.4f}, stopped early,",
+            "failed": "failed: odd,",
+        }
+        assert line.startswith(f"try {one['number'] + 1}/15: " + ends[one["state"]].format(**one))
+    tune(clusters, DTSH(8, training=Training(epochs=6)), tries=4, progress=True)
+    assert "fold 1, few epochs: 0." in capsys.readouterr().err
+
+
+def test_tries_learn_no_second_code_and_the_model_does(clusters, monkeypatch):
+    plain, learned = tune(clusters, Blurred(8), tries=2), []
+    monkeypatch.setattr(
+        "hashlens.hashers.second.learn_second", lambda X, *how: learned.append(X) or learn_second(X, *how)
+    )
+    found = tune(clusters, Blurred(8, second_bits=16), tries=2)
+    assert len(learned) == 1 and found.hasher.second_bits_ == 16
+    assert without_seconds(found.tries) == without_seconds(plain.tries)
 
 
 def test_the_score_is_the_tie_aware_map_of_held_back_rows(clusters):
@@ -96,9 +150,36 @@ def test_a_stopped_search_continues_and_ends_the_same(clusters, tmp_path):
     for other in (Blurred(12), CCAITQ(8)):
         with pytest.raises(MismatchError, match=r"were made with other .*; choose another --out"):
             tune(clusters, other, out=tmp_path / "cut")
-    (tmp_path / "cut" / "tries.jsonl").write_text("{")
-    with pytest.raises(DataError, match="are damaged"):
-        tune(clusters, Blurred(8), tries=9, out=tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "why"),
+    [
+        (1, None, "it is null"),
+        (1, {}, "state is null"),
+        (0, {"state": "pruned"}, 'state is "pruned"'),
+        (0, {"number": 1}, "number is 1"),
+        (1, {"folds": [1]}, "folds has 1 items instead of 3"),
+        (1, {"score": None}, "score is null"),
+        (1, {"settings": {"noise": 1.0}}, "turns is missing"),
+        (1, {"settings": {"noise": "x", "turns": 1, "kind": "plain"}}, "noise must be a number"),
+        (1, {"settings": {"noise": -1.0, "turns": 1, "kind": "plain"}}, "noise must be >= 0"),
+        (1, {"steps": {"x": 0.5}}, "unknown entry"),
+        (1, {"rungs": {"other": 0.5}}, "unknown entry"),
+        (1, {"state": []}, "state is"),
+        (1, {"more": 1}, "unknown entry"),
+    ],
+)
+def test_damaged_tries_are_one_sentence(clusters, tmp_path, line, change, why):
+    tune(clusters, Blurred(8), tries=1, out=tmp_path)
+    made = [lines(tmp_path)[0] | {"number": number} for number in range(2)]
+    made[line] = made[line] | change if change else change
+    (tmp_path / "tries.jsonl").write_text("".join(json.dumps(one) + "\n" for one in made))
+    with pytest.raises(DataError, match=rf"the tries in .* are damaged \(.*{why}.*\); choose another --out"):
+        tune(clusters, Blurred(8), tries=3, out=tmp_path)
+    (tmp_path / "tuning.json").write_text('{"seconds": 1}')
+    with pytest.raises(DataError, match=r"are damaged \(asked is missing\)"):
+        tune(clusters, Blurred(8), tries=3, out=tmp_path)
 
 
 def lines_so_far(folder):
@@ -153,6 +234,11 @@ def test_time_is_a_limit(clusters, monkeypatch):
         ({"time": "soon"}, "write a time like 90s, 10m or 1h30m, got 'soon'"),
         ({"time": "10mm"}, "write a time like"),
         ({"time": ""}, "write a time like"),
+        ({"time": float("nan")}, "time must be a number, got nan"),
+        ({"tries": 1.5}, "tries must be an integer, got 1.5"),
+        ({"folds": 2.5}, "folds must be an integer, got 2.5"),
+        ({"seed": -1}, "seed must be >= 0 .*, got -1"),
+        ({"seed": 2**32}, "seed must be .*, got 4294967296"),
         ({"protocol": "split"}, "protocol is for a source"),
     ],
 )
@@ -174,6 +260,23 @@ def test_wrong_rows_are_one_sentence(clusters, tmp_path):
     with pytest.raises(DataError, match="NaN"):
         tune((np.where(X > 2, np.nan, X), y), "ccaitq", out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("how", [{"seed": -1}, {"folds": 2.5}, {"time": float("nan")}, {"tries": 1.5}])
+def test_wrong_limits_are_refused_before_a_source_is_opened(how):
+    with pytest.raises(UsageError, match=next(iter(how))):
+        tune("nowhere", **how)
+
+
+def test_data_of_another_form_are_one_sentence(clusters):
+    X, y = clusters
+    for data, kind in (([X, y], "list"), (X, "ndarray"), ((X, y, y), "tuple"), ((X,), "tuple"), (None, "NoneType")):
+        with pytest.raises(UsageError, match=rf"pass \(X, y\), or a source .* not {kind}"):
+            tune(data)
+
+
+def test_numbers_of_numpy_are_limits_too(clusters):
+    assert len(tune(clusters, "ccaitq", tries=np.int64(1), folds=np.int64(2), seed=np.int64(3)).tries[0]["folds"]) == 2
 
 
 def test_without_optuna(clusters, monkeypatch):

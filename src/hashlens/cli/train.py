@@ -358,6 +358,8 @@ def _tune(
         _require_unfinished(out)
     source = _open(typed, out, from_file, progress)
     protocol = make_protocol(source, config["protocol"], config["seed"])
+    for note in protocol.notes:
+        progress.say(f"note: {note}")
     hasher = _make(config, len(protocol.train))
     rows = TrainingRows.of(source, protocol)  # all that tuning gets to see
     with alone_in(out), options.interruptible() as stop:
@@ -430,7 +432,7 @@ def _run(
     from hashlens.results.tables import split_text
 
     protocol, *more_splits = make_protocols(source, config["protocol"], config["seed"], config.get("splits", 1))
-    for note in protocol.notes:
+    for note in protocol.notes if "tuning" not in config else ():  # said before tuning
         progress.say(f"note: {note}")
     hasher = _make(config, len(protocol.train))
     split = split_text(runs.protocol_facts(protocol), 1 + len(more_splits))

@@ -9,6 +9,7 @@ image with several labels counts for its rarest label.
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,23 +44,38 @@ class TrainingRows:
 
     def folds(self, n: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
         """n pairs of (rows to learn from, held-out rows); each row is held out once."""
-        from sklearn.model_selection import StratifiedGroupKFold
-
-        few = f"{counted(len(self.labels), 'training image')} cannot be cut into {n} folds that each have"
         labels, groups = self.labels, near_duplicates(self.images)
-        has, counts = labels.matrix() > 0, labels.counts()
-        strata = np.where(has, counts, len(labels) + 1).argmin(axis=1)
+        strata = labels.values
+        if labels.multi:
+            strata = np.where(strata, labels.counts(), len(labels) + 1).argmin(axis=1)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # warnings about classes with fewer images than folds
-                cuts = list(StratifiedGroupKFold(n, shuffle=True, random_state=seed).split(strata, strata, groups))
-            for learned, held in cuts:
-                require_differences(labels[learned])
-                if not (has[held] & has[learned].any(axis=0)).any():
-                    raise DataError("no held-out image has a class that is learned")
+            return _cuts(labels, strata, groups, n, seed)
         except ValueError as error:  # also a DataError
-            raise DataError(f"{few} similar and different ones; add images per class or use fewer folds") from error
-        return cuts
+            fewer = ""
+            with suppress(ValueError):
+                _cuts(labels, strata, groups, 2, seed)
+                fewer = " or use fewer folds, such as 2"
+            most = np.unique(np.unique([strata, groups], axis=1)[0], return_counts=True)[1].max()
+            raise DataError(
+                f"{counted(len(labels), 'training image')}, at most {most} per class if near-duplicates count once,"
+                f" cannot be cut into {n} folds that each have similar and different ones; add images per class{fewer}"
+            ) from error
+
+
+def _cuts(
+    labels: Labels, strata: np.ndarray, groups: np.ndarray, n: int, seed: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """n pairs of rows, or a ValueError if a fold would have nothing to learn or to score."""
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # warnings about classes with fewer images than folds
+        cuts = list(StratifiedGroupKFold(n, shuffle=True, random_state=seed).split(strata, strata, groups))
+    for learned, held in cuts:
+        require_differences(labels[learned])
+        if not (labels[held].counts() * labels[learned].counts()).any():
+            raise DataError("no held-out image has a class that is learned")
+    return cuts
 
 
 def near_duplicates(images: Any) -> np.ndarray:
@@ -75,8 +91,17 @@ def near_duplicates(images: Any) -> np.ndarray:
     given = np.asarray(images, np.float32)
     rows = given - given.mean(0)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-    alike = [sparse.csr_array(rows[part] @ rows.T > ALIKE) for part in blocks(len(rows), 1024)]
-    groups = connected_components(sparse.vstack(alike), directed=False)[1]
-    if np.bincount(groups).max() > max(2, len(rows) / 10):
-        groups = np.unique(given, axis=0, return_inverse=True)[1]
+    n, most = len(rows), max(2, len(rows) / 10)
+    groups = np.arange(n)
+    for part in blocks(n, 1024):
+        alike = rows[part] @ rows.T > ALIKE
+        joins_too_many = alike.sum(axis=1).max() > most
+        if not joins_too_many:
+            row, other = alike.nonzero()
+            ends = groups[part][row], groups[other]
+            graph = sparse.coo_array((np.ones(len(row), np.float32), ends), shape=(n, n))
+            groups = connected_components(graph, directed=False)[1][groups]
+            joins_too_many = np.bincount(groups).max() > most
+        if joins_too_many:  # however the rest is joined
+            return np.unique(given, axis=0, return_inverse=True)[1]
     return groups

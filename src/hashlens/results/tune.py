@@ -6,9 +6,10 @@ OUT/
 
 Each setting declares its range for tuning (`search=`). The first try has the defaults; Optuna proposes the others (TPE)
 and stops bad ones early (successive halving). A try is scored by the tie-aware MAP of held-out rows as queries against
-the rows it learned from: first on one fold (networks before that with a third of the epochs), then, if among the best
-third so far, on all folds. The score counts only if all folds were computed. The defaults stay unless the best try
-exceeds them by more than the standard error of the gain over the folds.
+the rows it learned from: first on one fold (networks before that with a third of the usual epochs), then, if among the
+best third so far, on all folds. The score counts only if all folds were computed. The defaults stay unless the best try
+exceeds them by more than chance: by the standard error of a gain over the folds, times sqrt(2 ln n) after n scored
+tries besides the defaults, which is about what the luckiest of n equally good tries gains.
 
 A proposal depends only on the seed and earlier tries: rerunning the same command continues, with the same result as one
 long run. The search sees only `TrainingRows`, which hold no queries.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -41,8 +43,8 @@ from hashlens.hashers.base import Hasher, as_rows
 from hashlens.hashers.methods import hasher_class
 from hashlens.progress import Progress, counted, duration, seconds_of
 from hashlens.results.metrics import DEFINITIONS, evaluate_ranking
-from hashlens.schema import conform, parse_json
-from hashlens.settings import Setting, apply, changed, describe, to_json
+from hashlens.schema import SHA256, conform, optional, parse_json, whole
+from hashlens.settings import Setting, apply, changed, checked, describe, to_json
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -52,6 +54,14 @@ TRIES, MOST, FOLDS = 20, 200, 3  # MOST tries if only the time is limited
 THIRD = 3  # one third of tries continues, with three times the work
 RANDOM = 6  # random tries before TPE starts
 DIGITS = 3  # significant digits of tried numbers, short enough to type
+LIMITS = [
+    Setting("tries", None, "", low=1, types=(int,)),
+    Setting("time", None, "", above=0, types=(float,)),
+    Setting("folds", None, "", low=2, types=(int,)),
+    Setting("seed", None, "", low=0, high=2**32 - 1, types=(int,)),  # what scikit-learn takes
+]
+REAL = (float, whole())
+ASKED = {"method": str, "settings": dict, "search": dict, "folds": whole(2), "seed": whole(), "images": SHA256}
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +78,13 @@ class Tuning:
         None if there was not enough time for any.
         """
         scored = [one for one in self.tries if one["state"] == "complete"]
-        best = max(scored, key=lambda one: one["score"], default=None)  # the first of equal ones
-        return self.tries[0] if best and not _is_gain(self.tries[0], best) else best
+        if len(scored) < 2:
+            return scored[0] if scored else None
+        first, *others = scored
+        gains = np.subtract([one["folds"] for one in others], first["folds"])  # (tries, folds)
+        best = int(gains.mean(1).argmax())  # the first of equal ones
+        n_others = sum(one["score"] is not None for one in self.tries) - 1
+        return others[best] if gains[best].mean() > _luck(gains, n_others) else first
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -91,15 +106,21 @@ class Tuning:
         if self.best is None:
             return "no try was finished; the defaults stay"
         found, tries = f"MAP {self.best['score']:.4f} on held-out training rows", counted(len(self.tries), "try")
+        if len(self.tries) == 1:
+            return f"the defaults stay   {found}; only they were tried, so allow more tries or time"
         if self.best["number"] == 0:
             return f"the defaults stay   {found}; of {tries}, none is better by more than chance"
         return f"{as_options(self.settings)}   {found}, {self.tries[0]['score']:.4f} with the defaults, best of {tries}"
 
 
-def _is_gain(first: dict[str, Any], best: dict[str, Any]) -> bool:
-    """Whether the mean gain over folds exceeds its standard error: the best of many tries is also lucky."""
-    gains = np.subtract(best["folds"], first["folds"])
-    return bool(gains.mean() > gains.std(ddof=1) / math.sqrt(len(gains)))
+def _luck(gains: np.ndarray, n_tries: int) -> float:
+    """About how much the luckiest of `n_tries` gains if all are as good as the defaults; tries stopped early count too.
+
+    The standard error of a gain comes from the `gains` (tries, folds) of all tries together: that of a single one, from
+    three folds, is often far too small. The expected maximum of n draws is about sqrt(2 ln n) standard errors.
+    """
+    error = math.sqrt(gains.var(axis=1, ddof=1).mean() / gains.shape[1])
+    return error * max(1.0, math.sqrt(2 * math.log(n_tries)))
 
 
 def tune(
@@ -125,6 +146,7 @@ def tune(
     >>> tune((X, y), KSH(48), tries=12).hasher.encode(X)
     """
     progress = Progress.of(progress)
+    time = _budget(tries, time, folds, seed)  # before any work
     rows = _training_rows(data, protocol, seed)
     found = search(
         rows, as_hasher(method), tries=tries, time=time, folds=folds, seed=seed,
@@ -146,7 +168,7 @@ def _training_rows(
 ) -> TrainingRows:
     if isinstance(data, TrainingRows):
         return data
-    if isinstance(data, tuple):
+    if isinstance(data, tuple) and len(data) == 2:
         if protocol is not None:
             raise UsageError(
                 "protocol is for a source; with (X, y) all rows are learned from, so pass only training rows"
@@ -154,6 +176,8 @@ def _training_rows(
         X = as_rows(data[0])
         arrays = Source("arrays", X if is_features(X) else as_images(X), Labels.of(data[1]))  # one label each
         return TrainingRows(arrays.name, arrays.images, arrays.labels)
+    if not isinstance(data, Source | str | os.PathLike):
+        raise UsageError(f"pass (X, y), or a source by name, path or object, not {type(data).__name__}")
     source = data if isinstance(data, Source) else readable(open_source(data))
     split = protocol if isinstance(protocol, Protocol) else make_protocol(source, protocol, seed)
     return TrainingRows.of(source, split)
@@ -175,15 +199,12 @@ def search(
     """The search of `tune`, without the final fit; `fixed` names settings not to search, by default changed ones."""
     require("optuna", why="tuning")
     progress = progress or Progress(quiet=True)
-    budget = seconds_of(time) if isinstance(time, str) else time
-    tries = limit(tries, budget)
-    for name, value, least in (("tries", tries, 1), ("folds", folds, 2), ("time", budget, 1e-9)):
-        if value is not None and value < least:
-            raise UsageError(f"{name} must be {'> 0' if name == 'time' else f'>= {least}'}, got {value}")
+    budget = _budget(tries, time, folds, seed)
+    tries, folds, seed = limit(tries, budget), int(folds), int(seed)  # JSON has no numbers of numpy
     space = searched(hasher, rows.images, changed(hasher) if fixed is None else fixed)
     require_differences(rows.labels)
     cuts = rows.folds(folds, seed)
-    record = _Record(out, _identity(rows, hasher, space, folds, seed))
+    record = _Record(out, _identity(rows, hasher, space, folds, seed), type(hasher))
     done = record.tries
     progress.say(
         f"tuning {', '.join(space)} of {hasher.name} on {counted(folds, 'fold')} of"
@@ -211,6 +232,15 @@ def search(
     found = Tuning(hasher, done)
     apply(hasher, found.settings)
     return found
+
+
+def _budget(tries: int | None, time: float | str | None, folds: int, seed: int) -> float | None:
+    """The time in seconds, after checking all limits."""
+    budget = seconds_of(time) if isinstance(time, str) else time
+    for one, value in zip(LIMITS, (tries, budget, folds, seed), strict=True):
+        if value is not None:
+            one.require(value)
+    return budget
 
 
 def _over(stop: Callable[[], bool], end: float) -> bool:
@@ -246,28 +276,55 @@ def as_options(settings: Mapping[str, Any]) -> str:
 
 
 class _Record:
-    """The tries so far, and the folder they are kept in, if any; `asked` must match that in the folder."""
+    """The tries so far, and the folder they are kept in, if any; `asked` must match that in the folder.
 
-    def __init__(self, out: Path | None, asked: dict[str, Any] | None = None):
+    `cls` is the method that they are tries of.
+    """
+
+    def __init__(self, out: Path | None, asked: dict[str, Any] | None = None, cls: type[Hasher] | None = None):
         self.out, self.asked, self.seconds = out, json.loads(json.dumps(asked)), 0.0
         self.tries: list[dict[str, Any]] = []
         if out is None or not (out / "tuning.json").exists():
             return
         try:
-            before = parse_json((out / "tuning.json").read_bytes())
-            self.seconds, known = float(before["seconds"]), conform(before["asked"], dict, "asked")
+            before = conform(parse_json((out / "tuning.json").read_bytes()), {"asked": ASKED, "seconds": REAL})
+            self.seconds, known = before["seconds"], before["asked"]
+            if asked and (different := [key for key in self.asked if known[key] != self.asked[key]]):
+                others = ", ".join(different)
+                raise MismatchError(f"the tries in {out} were made with other {others}; choose another --out")
             lines = (out / "tries.jsonl").read_text(encoding="utf-8").splitlines()
-            self.tries = [conform(parse_json(line), dict) for line in lines]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.tries = [_conforming(parse_json(line), number, known) for number, line in enumerate(lines)]
+            if cls:
+                for one in self.tries:
+                    checked(cls, one["settings"])
+        except (OSError, ValueError) as error:
             raise DataError(f"the tries in {out} are damaged ({error}); choose another --out") from error
-        if asked and (different := [key for key in self.asked if known.get(key) != self.asked[key]]):
-            raise MismatchError(f"the tries in {out} were made with other {', '.join(different)}; choose another --out")
 
     def save(self, seconds: float) -> None:
         self.seconds = round(seconds, 3)
         if self.out is not None:
             write_text(self.out / "tries.jsonl", "".join(json.dumps(one) + "\n" for one in self.tries))
             write_json(self.out / "tuning.json", {"asked": self.asked, "seconds": self.seconds})
+
+
+def _conforming(line: Any, number: int, asked: dict[str, Any]) -> dict[str, Any]:
+    """A line of tries.jsonl, checked; the first has the defaults, which are never stopped early."""
+    n = asked["folds"]
+    ends: dict[str, dict[str, Any]] = {
+        "complete": {"score": REAL, "folds": [REAL] * n},
+        "pruned": {"score": REAL, "folds": [REAL]},
+        "failed": {"score": None, "folds": [REAL], "reason": str},
+    }
+    state = conform(conform(line, dict).get("state"), tuple(ends) if number else "complete", "state")
+    schema: dict[Any, Any] = {
+        "number": number,
+        "settings": {name: (str, bool, None, int, float) for name in asked["search"]},
+        "state": state,
+        "steps": {optional(str(step)): REAL for step in (1, THIRD, THIRD * n)},
+        "rungs": {optional(f"completed_rung_{rung}"): REAL for rung in range(n + 2)},
+        "seconds": REAL,
+    }
+    return conform(line, schema | ends[state])
 
 
 def _identity(
@@ -364,7 +421,10 @@ class _Trials:
         return study
 
     def _rungs(self) -> list[tuple[int, float, int]]:
-        """The work before each pruning decision: (total work in thirds of a fit, share of the epochs, folds)."""
+        """The work before each pruning decision: (total work in thirds of a fit, share of the usual epochs, folds).
+
+        The usual epochs are those of `Training.n_epochs`; the recipe of a method may have more.
+        """
         n = len(self.cuts)
         start = [(1, 1 / THIRD, 1)] if hasattr(self.hasher, "training") else []
         return [*start, (THIRD, 1.0, 1), (THIRD * n, 1.0, n)]
@@ -380,13 +440,11 @@ class _Trials:
         if stop():
             raise Stopped("stopped between folds")
         learned, held = self.cuts[fold]
-        hasher: Any = apply(clone(self.hasher), settings)
+        hasher: Any = apply(clone(self.hasher), {**settings, "second_bits": 0})  # no score depends on a second code
         if share < 1:
             apply(hasher, {"epochs": max(1, round(share * hasher.training.n_epochs(len(learned))))})
-        progress, self.progress = (
-            self.progress,
-            Progress(quiet=True),
-        )  # progress of the first fit, which computes features
+        progress = self.progress
+        self.progress = Progress(quiet=True)  # only the first fit, which computes features, shows its progress
         X, labels = self._inputs(progress), self.rows.labels
         parts = [X.part(which) if isinstance(X, Images) else X[which] for which in (learned, held)]
         hasher.fit(parts[0], labels[learned], progress=progress, stop=stop)
@@ -428,7 +486,11 @@ def _short(value: Any) -> Any:
 
 
 def _line(one: dict[str, Any], tries: int) -> str:
-    ends = {"complete": "MAP {score:.4f}", "pruned": "stopped early at {score:.4f}", "failed": "failed: {reason}"}
+    ends = {
+        "complete": f"MAP {{score:.4f}} over {len(one['folds'])} folds",
+        "pruned": f"fold 1{'' if one['folds'] else ', few epochs'}: {{score:.4f}}, stopped early",
+        "failed": "failed: {reason}",
+    }
     tried = " ".join(f"{name}={_short(value)}" for name, value in one["settings"].items())
     end = ends[one["state"]].format(**one)
     return f"try {one['number'] + 1}/{tries}: {end}, {duration(one['seconds'])}, {tried}"
