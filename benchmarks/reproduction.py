@@ -21,7 +21,7 @@ SAME = ["--scale", "full", "--seeds", "1", "--frozen-blocks", "15"]
 RUNS = {
     "table1": SAME,
     "table2": [*SAME, "--methods", "dtsh,sh,itq,splh,lfh,sdh,ksh,fasth"],
-    "table3": [*SAME, "--image-size", "160", "--methods", "dtsh,dpsh"],
+    "table3": SAME,
     "alpha": SAME,
     "lambda": SAME,
     "train-size": SAME,
@@ -41,7 +41,7 @@ def main() -> None:
         print(" ".join(["hashlens", *command]), flush=True)
         subprocess.run([sys.executable, "-m", "hashlens", *command], check=True)
     # leave out large cells and the report, which repeats the rest; photographs only as PNG
-    left_out = shutil.ignore_patterns("comparisons", "report.html", "examples.svg", "examples.pdf")
+    left_out = shutil.ignore_patterns(".hashlens.lock", "comparisons", "report.html", "examples.svg", "examples.pdf")
     shutil.copytree(CELLS, DOCS, dirs_exist_ok=True, ignore=left_out)
 
 

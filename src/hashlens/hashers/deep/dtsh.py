@@ -83,7 +83,7 @@ class DTSH(DeepHasher):
     long_bits: int | None = setting(
         None,
         "with class codes and one label per image: length of a longer code that is learned, from which the n_bits are"
-        " derived; 0: learn the n_bits directly; none: 256, or 512 on fixed features",
+        " derived, at least n_bits; 0: learn the n_bits directly; none: 256, or 512 on fixed features",
         low=0,
         high=MOST_LONG,
     )
