@@ -42,6 +42,11 @@ RUNS = {
     ],
     "cifar10-2-dtsh-48": ["cifar10", "--bits", "48", "--protocol", "cifar10-2", "--image-size", "160"],
     "cifar10-1-dtsh-32-resnet50": ["cifar10", "--bits", "32", "--backbone", "resnet50", "--image-size", "96"],
+    # blocks and rate as in the comparison cifar10-vit-224
+    "cifar10-1-dtsh-32-vit": [
+        *("cifar10", "--bits", "32", "--backbone", "vit-tiny", "--frozen-blocks", "6", "--epochs", "6"),
+        *("--set", "lr=0.0002"),
+    ],
     "cifar10-1-dtsh-32-triplets": ["cifar10", "--bits", "32", "--triplets", "triplets.csv"],
 }
 

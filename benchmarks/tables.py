@@ -27,7 +27,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("[hsc]*/*.md"))]
 
 FIGURES = ("cifar10-gist", "mirflickr-shallow", "mirflickr-networks")  # comparisons that are drawn
-VARIANTS = ("-resnet50", "-triplets")  # how the names of other runs than the usual ones end
+VARIANTS = ("-vit", "-resnet50", "-triplets")  # how the names of other runs than the usual ones end
 SETTINGS = {"cifar10-1": "CIFAR-10, setting 1", "cifar10-2": "CIFAR-10, setting 2"}
 
 
