@@ -143,3 +143,10 @@ def test_strings_numbered_apart_are_refused():
     result = relevant(Labels.of(["cat", "dog"], names), Labels.of(["bird", "cat"], names))
     assert result.tolist() == [[False, True], [False, False]]
     assert relevant(Labels.of([1], names), Labels.of([0, 1])).tolist() == [[False, True]]
+
+
+def test_classes_without_items_can_be_left_out():
+    single = Labels.of([4, 1, 4]).present()
+    assert single.names == ("1", "4") and single.values.tolist() == [1, 0, 1]
+    several = Labels.of([[0, 1, 0], [0, 0, 0], [1, 1, 0]], names=["a", "b", "c"]).present()
+    assert several.names == ("a", "b") and several.values.tolist() == [[False, True], [False, False], [True, True]]

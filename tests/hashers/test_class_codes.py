@@ -9,7 +9,7 @@ from slow_losses import BATCHES, differences, value_and_gradient
 from hashlens import DTSH, Training
 from hashlens.data.labels import Labels
 from hashlens.errors import UsageError
-from hashlens.hashers.deep.class_codes import class_codes, ridge_regression, separated
+from hashlens.hashers.deep.class_codes import class_codes, memberships, ridge_regression, separated
 from hashlens.hashers.deep.heads import SHARPNESS, FromLongCode, Standardised, plain
 from hashlens.hashers.deep.triplet_losses import DTSHClassLoss
 
@@ -189,3 +189,9 @@ def test_mixtures_where_classes_have_few_images(rng, per_class, mixup):
 def test_bits_between_classes(many_classes):
     with pytest.raises(UsageError, match="apart must be >= 1, got 0"):
         DTSH(24, apart=0).fit(*many_classes[:2])
+
+
+@pytest.mark.parametrize("values", [[2, 0, 2, 4], [[1, 0, 1], [0, 0, 0], [0, 1, 0]]])
+def test_memberships_are_the_matrix_of_the_labels(values):
+    labels = Labels.of(values)
+    assert np.array_equal(memberships(labels).toarray(), labels.matrix())
